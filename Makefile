@@ -1,0 +1,100 @@
+# Everything happens in .venv, and nothing is installed twice: each stamp in .venv stands for one finished step.
+#
+# The package is installed compiled into site-packages, never in place: src/ stays free of shared libraries, so
+# PYTHONPATH=src is the uncompiled package and everything else is the installed one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+JOBS ?= 2
+
+SOURCES := $(shell find src build_backend -type f -not -name "*.py[cod]" -not -name "*.so" -not -path "*.egg-info/*" | sort)
+BUILD := pyproject.toml setup.py MANIFEST.in
+
+# Tests that share nothing outside their process run side by side, and once more uncompiled; the others start servers.
+QUICK := unit contract wire simulation
+OTHER := $(filter-out $(QUICK),$(patsubst tests/%/,%,$(wildcard tests/*/)))
+with-tests = $(foreach dir,$(1),$(if $(shell find tests/$(dir) -name 'test_*.py' 2>/dev/null),tests/$(dir)))
+PYTEST := $(BIN)/python -m pytest -q
+# Under CI=true a missing compiler is a failure; elsewhere the plain files are installed, and the install says so.
+REQUIRE := $(if $(filter true,$(CI)),ROOKERY_REQUIRE_COMPILED=1)
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+serve: $(VENV)/.package  ## install what is missing and start the broker; ARGS="--help" shows its options
+	@exec $(BIN)/rookery serve $(ARGS)
+
+test: system lint test-compiled test-pure  ## everything: lint, all tests compiled, the quick ones again uncompiled
+
+check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire and short simulation, uncompiled
+	$(call run-pure,$(call with-tests,$(QUICK)))
+
+test-long:  ## `make test` with long budgets: more examples, longer simulations, wheel builds
+	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test
+
+test-compiled: $(VENV)/.tools $(VENV)/.package  ## all tests against the installed package
+	$(call run-compiled,-n $(JOBS) $(call with-tests,$(QUICK)),$(call with-tests,$(QUICK)))
+	$(call run-compiled,$(call with-tests,$(OTHER)),$(call with-tests,$(OTHER)))
+
+test-pure: $(VENV)/.tools  ## the quick tests against the source, uncompiled
+	$(call run-pure,$(call with-tests,$(QUICK)))
+
+run-compiled = $(if $(strip $(2)),env -u PYTHONPATH ROOKERY_TEST_AS=compiled $(PYTEST) $(1) $(ARGS))
+run-pure = $(if $(strip $(1)),PYTHONPATH=src ROOKERY_TEST_AS=pure $(PYTEST) -n $(JOBS) $(1) $(ARGS))
+
+lint: $(VENV)/.tools  ## format check, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src build_backend
+	$(if $(wildcard tests),$(BIN)/mypy tests)
+	PYTHONPATH=src $(BIN)/lint-imports
+
+fmt: $(VENV)/.tools  ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.package  ## compare with other brokers on this machine (bench/run; ARGS are passed on)
+	@test -x bench/run || { echo "bench/run is missing" >&2; exit 1; }
+	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" bench/run $(ARGS)
+
+system:  ## look for the system's packages that tests need, install them where that is possible
+	@tools/ensure-system
+
+clean:  ## remove everything that make and the tools made, .venv too
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src -name '*.so' -delete
+	rm -rf src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer found; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python's venv module is needed (Debian: python3-venv)" >&2; exit 1; }
+
+# The list itself, so that a deleted file counts as a change.
+$(VENV)/.sources: FORCE | $(BIN)/python
+	@printf '%s\n' $(SOURCES) | cmp -s - $@ || printf '%s\n' $(SOURCES) >$@
+
+# The package is compiled by its own step below; here it is only carried along for its list of dependencies.
+$(VENV)/.tools: $(BUILD) | $(BIN)/python
+	@rm -f $(VENV)/.package
+	ROOKERY_PURE=1 $(BIN)/python -m pip install -q --disable-pip-version-check ".[dev]"
+	@touch $@
+
+$(VENV)/.package: $(BUILD) $(SOURCES) $(VENV)/.sources | $(BIN)/python
+	$(REQUIRE) $(BIN)/python -m pip install -q --disable-pip-version-check .
+	@cd $(VENV) && bin/python -c 'from rookery import _compiled as c; print("rookery is installed,", "compiled" if c.compiled \
+		else "NOT compiled: \"ROOKERY_REQUIRE_COMPILED=1 $(BIN)/pip install .\" says why")'
+	@touch $@
+
+FORCE:
+
+.PHONY: help serve test check test-long test-compiled test-pure lint fmt bench system clean FORCE

@@ -1,0 +1,48 @@
+"""Which modules are hot, and whether they run compiled.
+
+`HOT_MODULES` is the one list: the build compiles these files with mypyc into one group, and `rookery doctor` reports
+on them. The build runs this file by itself, before the package exists, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+HOT_MODULES: Final = (
+    "rookery.fieldtables",
+    "rookery.properties",
+    "rookery.model",
+    "rookery.core.index",
+    "rookery.core.routing",
+    "rookery.core.meters",
+    "rookery.core.entries",
+    "rookery.core.queue",
+    "rookery.core.consumers",
+    "rookery.core.shard",
+    "rookery.wire.amqp_codec",
+    "rookery.wire.amqp",
+)
+
+_PACKAGE = Path(__file__).parent
+
+
+def _is_compiled(module: str) -> bool:
+    """True when `module` is loaded from a shared library, or would be: an extension wins over a `.py` beside it."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is not None:
+        return str(file).endswith(tuple(EXTENSION_SUFFIXES))
+    stem = _PACKAGE.parent.joinpath(*module.split("."))
+    return any(stem.with_name(stem.name + suffix).exists() for suffix in EXTENSION_SUFFIXES)
+
+
+def report() -> dict[str, bool]:
+    """Every hot module by name, and whether it runs compiled. Imports none of them."""
+    return {module: _is_compiled(module) for module in HOT_MODULES}
+
+
+compiled: Final[bool] = _is_compiled("rookery.model")
+"""Whether the hot modules run compiled. The build compiles all of them or none, so one speaks for all."""

@@ -1,0 +1,608 @@
+"""The server's settings: flags > environment > `.env` > TOML file > default.
+
+`Settings` below is the one table of them: each line gives a field with its type and default, its variable, its TOML
+key and what it is for. A setting is taken whole from the highest source that names it; a variable that is there but
+empty asks for the default. A value that cannot be used stops the start with the name of the source it came from.
+Invariant: no message, `repr` or description made here shows a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
+
+from rookery.core.access import GuestMode
+from rookery.errors import InvalidConfig
+
+AppEnv = Literal["production", "development"]
+AuthMode = Literal["none", "apikey", "bearer"]
+StoreBackend = Literal["memory", "journal", "redis", "postgres"]
+BackoffStrategy = Literal["fixed", "linear", "exponential"]
+KeyCreation = Literal["local", "open", "admin", "closed"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+SyncMode = Literal["always", "never"]
+
+CONFIG_FILE: Final = "rookery.toml"
+ENV_FILE: Final = ".env"
+JWT_SECRET_BYTES_MIN: Final = 32
+MASK: Final = "***"
+
+_WEEK_SEC: Final = 7 * 24 * 3_600
+_DAY_MS: Final = 24 * 3_600_000
+_SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"0", "false", "no", "off"})
+
+
+# How a text becomes a value. A reader raises ValueError; what it expected is said once, in `expects`.
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of setting: what it wants, in words, how it is read from text, and how it is shown."""
+
+    expects: str
+    read: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    secret: bool = False
+
+
+def _whole(low: int, high: int) -> Kind:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,15}", text) or not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", read)
+
+
+def _decimal(low: float, high: int) -> Kind:
+    def read(text: str) -> float:
+        if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", text) or not low <= float(text) <= high:
+            raise ValueError
+        return float(text)
+
+    return Kind(f"a number from {low} to {high}", read, lambda value: f"{value:.6f}".rstrip("0").rstrip("."))
+
+
+def _size(low: int) -> Kind:
+    def read(text: str) -> int:
+        shape = re.fullmatch(r"([0-9]{1,15}) ?([A-Za-z]{0,3})", text)
+        unit = _SIZE_UNITS.get(shape[2].lower()) if shape else None
+        if shape is None or unit is None or not low <= int(shape[1]) * unit < 1 << 63:
+            raise ValueError
+        return int(shape[1]) * unit
+
+    return Kind(f"a number of bytes from {low}, such as 65536 or 64MiB", read)
+
+
+def _word(literal: Any, **also: str) -> Kind:
+    """One of a Literal's words, in any case; `also` maps further spellings to them."""
+    words: tuple[str, ...] = get_args(literal)
+
+    def read(text: str) -> str:
+        word = also.get(text.lower(), text.lower())
+        if word not in words:
+            raise ValueError
+        return word
+
+    return Kind("one of " + ", ".join(words), read)
+
+
+def _url(*schemes: str) -> Kind:
+    def read(text: str) -> str:
+        if "://" not in text or urlsplit(text).scheme not in schemes:
+            raise ValueError
+        return text
+
+    expects = "a URL that begins with " + " or ".join(f"{scheme}://" for scheme in schemes)
+    return Kind(expects, read, _without_password, secret=True)
+
+
+def _without_password(url: str) -> str:
+    url = re.sub(r"(?<=://).*@", f"{MASK}@", url)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", rf"\g<1>{MASK}", url)
+
+
+def _read_port(text: str) -> int | None:
+    if text.lower() == "off":
+        return None
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
+        raise ValueError
+    return int(text)
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in _YES | _NO:
+        raise ValueError
+    return text.lower() in _YES
+
+
+def _read_host(text: str) -> str:
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in host:
+        ipaddress.IPv6Address(host)
+    elif not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", host):
+        raise ValueError
+    return host
+
+
+def _read_origins(text: str) -> tuple[str, ...]:
+    origins = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", origin):
+            raise ValueError
+    return origins
+
+
+def _read_suffix(text: str) -> str:
+    if len(text.encode()) > 64 or re.search(r"[\x00-\x20\x7f]", text):
+        raise ValueError
+    return text
+
+
+Port = Annotated[
+    int | None,
+    Kind(
+        "a port from 0 (any free one) to 65535, or off", _read_port, lambda port: "off" if port is None else str(port)
+    ),
+]
+Host = Annotated[str, Kind("an IP address or a host name", _read_host)]
+Bool = Annotated[bool, Kind("true or false", _read_bool, lambda value: "true" if value else "false")]
+Secret = Annotated[str | None, Kind("text", str, lambda _: MASK, secret=True)]
+Origins = Annotated[
+    tuple[str, ...], Kind("origins such as https://example.org, separated by commas, or *", _read_origins, ",".join)
+]
+Suffix = Annotated[str, Kind("at most 64 bytes without spaces", _read_suffix)]
+Seconds = Annotated[float, _decimal(0, _WEEK_SEC)]
+LeaseSeconds = Annotated[float, _decimal(0.001, _WEEK_SEC)]
+Bytes = Annotated[int, _size(1)]
+Attempts = Annotated[int, _whole(1, 1_000_000)]
+Level = Annotated[LogLevel, _word(LogLevel, warn="warning", fatal="critical")]
+RedisUrl = Annotated[str | None, _url("redis", "rediss", "unix")]
+DatabaseUrl = Annotated[str | None, _url("postgresql", "postgres")]
+FilePath = Annotated[Path, Kind("a path", Path)]
+
+
+# The table
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The names of a setting outside this program, and what it is for."""
+
+    variable: str
+    key: str | None
+    help: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Settings:
+    """What a server runs with. A port of None is switched off, of 0 any free one."""
+
+    config: Annotated[FilePath | None, At("ROOKERY_CONFIG", None, f"settings file, {CONFIG_FILE} if there")] = None
+
+    http_port: Annotated[Port, At("APP_PORT", "http.port", "port of HTTP")] = 8080
+    amqp_port: Annotated[Port, At("ROOKERY_AMQP_PORT", "amqp.port", "port of AMQP 0-9-1")] = 5672
+    mqtt_port: Annotated[Port, At("ROOKERY_MQTT_PORT", "mqtt.port", "port of MQTT")] = 1883
+    line_port: Annotated[Port, At("ROOKERY_LINE_PORT", "line.port", "port of the line protocol")] = 2122
+    host: Annotated[Host, At("APP_HOST", "server.host", "address to listen on")] = "0.0.0.0"  # noqa: S104
+    env: Annotated[AppEnv, At("APP_ENV", "server.env", "production or development")] = "production"
+    log_level: Annotated[Level, At("LOG_LEVEL", "log.level", "least level that is logged")] = "info"
+    shutdown_sec: Annotated[
+        Seconds, At("ROOKERY_SHUTDOWN_SEC", "server.shutdown_sec", "time for requests to finish at shutdown")
+    ] = 10.0
+
+    auth_mode: Annotated[AuthMode, At("AUTH_MODE", "auth.mode", "what clients show: nothing, a key or a JWT")] = (
+        "apikey"
+    )
+    api_key: Annotated[Secret, At("API_KEY", "auth.api_key", "admin key of tenant default")] = None
+    jwt_secret: Annotated[Secret, At("JWT_SECRET", "auth.jwt_secret", "secret that JWTs are signed with")] = None
+    key_creation: Annotated[KeyCreation, At("ROOKERY_KEY_CREATION", "auth.key_creation", "who may call create_key")] = (
+        "local"
+    )
+    guest: Annotated[GuestMode, At("ROOKERY_GUEST", "auth.guest", "from where guest/guest may come")] = "loopback"
+    insecure: Annotated[
+        Bool, At("ROOKERY_INSECURE", "auth.insecure", "allow AUTH_MODE=none on an address others can reach")
+    ] = False
+    cors_origins: Annotated[Origins, At("CORS_ORIGINS", "http.cors_origins", "origins browsers may call from")] = ()
+    rate_limit: Annotated[
+        int,
+        _whole(0, 10**9),
+        At("ROOKERY_RATE_LIMIT", "http.rate_limit", "requests per second per key, 0 for no limit"),
+    ] = 0
+
+    store_backend: Annotated[StoreBackend, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
+    data_dir: Annotated[FilePath, At("ROOKERY_DATA_DIR", "store.data_dir", "directory of the journal")] = Path(
+        "rookery-data"
+    )
+    redis_url: Annotated[RedisUrl, At("REDIS_URL", "store.redis_url", "for STORE_BACKEND=redis")] = None
+    database_url: Annotated[DatabaseUrl, At("DATABASE_URL", "store.database_url", "for STORE_BACKEND=postgres")] = None
+    shards: Annotated[
+        int, _whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")
+    ] = 1
+    sync: Annotated[
+        SyncMode, At("ROOKERY_SYNC", "store.sync", "confirm after the disk has it, or (never) after the write")
+    ] = "always"
+
+    visibility_timeout_sec: Annotated[
+        LeaseSeconds,
+        At("VISIBILITY_TIMEOUT_SEC", "delivery.visibility_timeout_sec", "how long a pulled message is leased"),
+    ] = 30.0
+    max_retries: Annotated[
+        int, _whole(0, 1_000_000), At("MAX_RETRIES", "delivery.max_retries", "deliveries after the first")
+    ] = 5
+    backoff_strategy: Annotated[
+        BackoffStrategy, At("BACKOFF_STRATEGY", "delivery.backoff_strategy", "how the delay of retries grows")
+    ] = "exponential"
+    backoff_base_ms: Annotated[
+        int, _whole(0, _DAY_MS), At("BACKOFF_BASE_MS", "delivery.backoff_base_ms", "delay of the first retry")
+    ] = 500
+    dlq_suffix: Annotated[Suffix, At("DLQ_SUFFIX", "delivery.dlq_suffix", "ending of a dead-letter queue's name")] = (
+        ".DLQ"
+    )
+    claim_lease_sec: Annotated[
+        LeaseSeconds, At("ROOKERY_CLAIM_LEASE_SEC", "claim.lease_sec", "how long a message of GET /claim is leased")
+    ] = 5.0
+    claim_wait_sec: Annotated[
+        Seconds, At("ROOKERY_CLAIM_WAIT_SEC", "claim.wait_sec", "how long GET /claim waits for a message")
+    ] = 5.0
+    claim_max_attempts: Annotated[
+        Attempts, At("ROOKERY_CLAIM_MAX_ATTEMPTS", "claim.max_attempts", "deliveries in a queue made by POST /publish")
+    ] = 3
+
+    connections_max: Annotated[
+        int, _whole(1, 1_000_000), At("ROOKERY_CONNECTIONS_MAX", "limits.connections_max", "open connections")
+    ] = 10_000
+    channels_max: Annotated[
+        int, _whole(1, 65_535), At("ROOKERY_CHANNELS_MAX", "limits.channels_max", "AMQP channels of a connection")
+    ] = 2_047
+    heartbeat_sec: Annotated[
+        int, _whole(0, 65_535), At("ROOKERY_HEARTBEAT_SEC", "amqp.heartbeat_sec", "AMQP heartbeat proposed, 0 for none")
+    ] = 60
+    message_max_bytes: Annotated[
+        Bytes, At("ROOKERY_MESSAGE_MAX_BYTES", "limits.message_max_bytes", "largest message over AMQP and MQTT")
+    ] = 128 << 20
+    http_body_max_bytes: Annotated[
+        Bytes, At("ROOKERY_HTTP_BODY_MAX_BYTES", "limits.http_body_max_bytes", "largest request body over HTTP")
+    ] = 16 << 20
+    memory_max_bytes: Annotated[
+        Bytes,
+        At("ROOKERY_MEMORY_MAX_BYTES", "limits.memory_max_bytes", "memory for messages, above it publishers wait"),
+    ] = 1 << 30
+    disk_free_min_bytes: Annotated[
+        int,
+        _size(0),
+        At("ROOKERY_DISK_FREE_MIN_BYTES", "limits.disk_free_min_bytes", "disk to keep free, below it publishers wait"),
+    ] = 256 << 20
+
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def lease_ms(self) -> int:
+        return round(self.visibility_timeout_sec * 1_000)
+
+    @property
+    def max_attempts(self) -> int:
+        """Deliveries allowed: the first one and the retries."""
+        return self.max_retries + 1
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object], environ: Mapping[str, str], cwd: Path) -> Settings:
+        """Gather the settings. `flags` is by field name; a None in it means that the flag was not given."""
+        layers = [_from_flags(flags), _from_environ(environ), _from_env_file(cwd / ENV_FILE)]
+        layers.append(_from_toml(_first(layers, "config"), environ, cwd))
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for setting in SETTINGS:
+            given = _first(layers, setting.field)
+            if given is not None and given.text:
+                values[setting.field] = _read(setting, given)
+                sources[setting.field] = given.source
+            elif given is not None:
+                sources[setting.field] = f"default ({given.source} is empty)"
+        for name in ("config", "data_dir"):
+            path = values.get(name, getattr(cls, name))
+            values[name] = path and _absolute(path, environ, cwd)
+        warnings = [text for layer in layers for text in layer.warnings]
+        _check_together(values, sources, warnings)
+        return cls(**values, sources=sources, warnings=tuple(warnings))
+
+    def describe(self) -> list[SettingRow]:
+        """Every setting with its value and where that came from, secrets masked: for `--help` and `doctor`."""
+        return [
+            SettingRow(
+                setting.variable,
+                setting.show(getattr(self, setting.field)),
+                self.sources.get(setting.field, "default"),
+                setting.flag,
+                setting.key or "",
+                setting.help,
+            )
+            for setting in SETTINGS
+        ]
+
+    def __repr__(self) -> str:
+        shown = (f"{setting.field}={setting.show(getattr(self, setting.field))!r}" for setting in SETTINGS)
+        return f"Settings({', '.join(shown)})"
+
+
+class SettingRow(NamedTuple):
+    """One line of `Settings.describe`."""
+
+    name: str
+    value: str
+    source: str
+    flag: str
+    key: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table."""
+
+    field: str
+    variable: str
+    key: str | None
+    help: str
+    default: Any
+    kind: Kind
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    def show(self, value: Any) -> str:
+        """The value as a source would spell it, a secret masked; nothing for a setting without a value."""
+        return "" if value is None and self.kind.read is not _read_port else self.kind.show(value)
+
+
+def _table() -> tuple[Setting, ...]:
+    hints = get_type_hints(Settings, include_extras=True)
+    return tuple(
+        Setting(each.name, at.variable, at.key, at.help, each.default, _kind_of(hints[each.name]))
+        for each in fields(Settings)
+        for at in getattr(hints[each.name], "__metadata__", ())
+        if isinstance(at, At)
+    )
+
+
+def _kind_of(hint: Any) -> Kind:
+    """The Kind a type carries, itself or one of its alternatives; a Literal needs none."""
+    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
+        if isinstance(part, Kind):
+            return part
+        if get_origin(part) is Literal:
+            return _word(part)
+        if get_origin(part) is not None:
+            return _kind_of(part)
+    raise AssertionError(f"no kind for {hint}")
+
+
+SETTINGS: Final = _table()
+_BY_FIELD: Final = {setting.field: setting for setting in SETTINGS}
+_BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
+_BY_KEY: Final = {setting.key: setting for setting in SETTINGS if setting.key is not None}
+
+
+# Where values come from
+
+
+class _Given(NamedTuple):
+    """A value as its source spells it."""
+
+    text: str
+    source: str
+
+
+class _Layer(NamedTuple):
+    """What one source says, by field, and what was odd about it."""
+
+    found: dict[str, _Given]
+    warnings: list[str]
+
+
+def _from_flags(flags: Mapping[str, object]) -> _Layer:
+    found = {}
+    for name, value in flags.items():
+        if name not in _BY_FIELD:
+            raise InvalidConfig(f"there is no setting {name!r}{_suggest(name, _BY_FIELD)}", argument=name)
+        if value is not None:
+            found[name] = _Given(_as_text(_BY_FIELD[name], value, "flag"), f"flag {_BY_FIELD[name].flag}")
+    return _Layer(found, [])
+
+
+def _from_environ(environ: Mapping[str, str]) -> _Layer:
+    found = {}
+    warnings = []
+    for name, text in environ.items():
+        setting = _BY_VARIABLE.get(name)
+        if setting is not None:
+            found[setting.field] = _Given(text.strip(), f"variable {name}")
+        elif name.startswith("ROOKERY_") and not _is_service_link(name, text):
+            warnings.append(f"variable {name} is not a setting{_suggest_variable(name)}")
+    return _Layer(found, sorted(warnings))
+
+
+def _from_env_file(path: Path) -> _Layer:
+    found = {}
+    warnings = []
+    for name, (text, line) in parse_env_file(_read_file(path)).items() if path.is_file() else ():
+        setting = _BY_VARIABLE.get(name)
+        if setting is not None:
+            found[setting.field] = _Given(text.strip(), f"{path.name} line {line}")
+            continue
+        # The file may serve other programs too: only what is ours, or nearly ours, is worth a word.
+        advice = _suggest_variable(name)
+        if name.startswith("ROOKERY_") or advice:
+            warnings.append(f"{path.name} line {line}: {name} is not a setting{advice}")
+    return _Layer(found, warnings)
+
+
+def _from_toml(chosen: _Given | None, environ: Mapping[str, str], cwd: Path) -> _Layer:
+    if chosen is not None and not chosen.text:
+        chosen = None
+    path = cwd / CONFIG_FILE if chosen is None else _absolute(Path(chosen.text), environ, cwd)
+    if not path.is_file():
+        if chosen is not None:
+            raise InvalidConfig(f"there is no settings file {path} ({chosen.source})", argument="ROOKERY_CONFIG")
+        return _Layer({}, [])
+    try:
+        document = tomllib.loads(_read_file(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{path.name} is not valid TOML: {error}", argument=path.name) from None
+    found = {"config": _Given(str(path), "working directory")}
+    for key, value in _flatten(document):
+        setting = _BY_KEY.get(key)
+        if setting is None:
+            raise InvalidConfig(f"{path.name}: there is no setting {key}{_suggest(key, _BY_KEY)}", argument=key)
+        found[setting.field] = _Given(_as_text(setting, value, path.name), f"{path.name} {key}")
+    return _Layer(found, [])
+
+
+def _first(layers: list[_Layer], name: str) -> _Given | None:
+    return next((layer.found[name] for layer in layers if name in layer.found), None)
+
+
+def parse_env_file(text: str) -> dict[str, tuple[str, int]]:
+    """Read `KEY=VALUE` lines into {key: (value, line number)}; of a repeated key the last counts.
+
+    `export` before a key and blank or `#` lines are passed over. Single quotes keep their text as it is; double quotes
+    know \\n, \\t, \\", \\\\ and \\$; without quotes the value ends before a ` #`. Nothing is expanded.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        shape = re.fullmatch(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.]*)\s*=(.*)", line)
+        value = _unquote(shape[2]) if shape is not None else None
+        if shape is None or value is None:
+            problem = "is not KEY=VALUE" if shape is None else "has quotes that do not match"
+            raise InvalidConfig(f"{ENV_FILE} line {number} {problem}", argument=ENV_FILE)
+        found[shape[1]] = (value, number)
+    return found
+
+
+def _unquote(raw: str) -> str | None:
+    value = raw.lstrip()
+    if value[:1] == "'":
+        shape = re.fullmatch(r"'([^']*)'\s*(?:#.*)?", value)
+        return shape[1] if shape else None
+    if value[:1] == '"':
+        shape = re.fullmatch(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?', value)
+        escapes = {"n": "\n", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
+        return re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[0]), shape[1]) if shape else None
+    return re.split(r"\s#", raw, maxsplit=1)[0].strip()
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidConfig(f"{path.name} cannot be read: {reason}", argument=path.name) from None
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict) and key not in _BY_KEY:
+            rows.extend(_flatten(value, key + "."))
+        else:
+            rows.append((key, value))
+    return rows
+
+
+def _as_text(setting: Setting, value: object, where: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float | Path):
+        return str(value).strip()
+    if (
+        isinstance(value, list | tuple)
+        and isinstance(setting.default, tuple)
+        and all(isinstance(part, str) for part in value)
+    ):
+        return ",".join(value)
+    name = setting.flag if where == "flag" else f"{where} {setting.key}"
+    raise InvalidConfig(f"{name} must be {setting.kind.expects}", argument=setting.variable)
+
+
+def _read(setting: Setting, given: _Given) -> Any:
+    try:
+        return setting.kind.read(given.text)
+    except ValueError:
+        instead = "" if setting.kind.secret else f", not {given.text!r}"
+        text = f"{setting.variable} must be {setting.kind.expects}{instead} ({given.source})"
+        raise InvalidConfig(text, argument=setting.variable) from None
+
+
+def _absolute(path: Path, environ: Mapping[str, str], cwd: Path) -> Path:
+    if path.parts[:1] == ("~",) and environ.get("HOME"):
+        path = Path(environ["HOME"], *path.parts[1:])
+    return cwd / path
+
+
+def _is_service_link(name: str, text: str) -> bool:
+    """Whether Kubernetes made this variable for a service called rookery."""
+    return text.startswith(("tcp://", "udp://")) or re.search(r"_SERVICE_(HOST|PORT)|_PORT_[0-9]+_", name) is not None
+
+
+def _suggest_variable(name: str) -> str:
+    bare = name.removeprefix("ROOKERY_")
+    if bare in _BY_VARIABLE:
+        return f"; did you mean {bare}?"
+    setting = _BY_FIELD.get(bare.lower())
+    return f"; did you mean {setting.variable}?" if setting else _suggest(name, _BY_VARIABLE)
+
+
+def _suggest(name: str, known: Mapping[str, Setting]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    close = close or [key for key in known if key.endswith(f".{name}")]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# What must hold between settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warnings: list[str]) -> None:
+    settings = Settings(**values)
+    needed = (
+        ("auth_mode", "bearer", "jwt_secret"),
+        ("store_backend", "redis", "redis_url"),
+        ("store_backend", "postgres", "database_url"),
+    )
+    for name, value, other in needed:
+        if getattr(settings, name) == value and getattr(settings, other) is None:
+            variable = _BY_FIELD[other].variable
+            text = f"{_BY_FIELD[name].variable}={value} ({sources[name]}) needs {variable}"
+            raise InvalidConfig(text, argument=variable)
+    if settings.auth_mode == "none" and not settings.insecure and not is_loopback(settings.host):
+        text = (
+            f"AUTH_MODE=none ({sources['auth_mode']}) would let in everyone who reaches {settings.host}: "
+            "set APP_HOST=127.0.0.1, or ROOKERY_INSECURE=true if that is meant"
+        )
+        raise InvalidConfig(text, argument="AUTH_MODE")
+    if settings.auth_mode == "bearer" and len((settings.jwt_secret or "").encode()) < JWT_SECRET_BYTES_MIN:
+        warnings.append(f"JWT_SECRET is shorter than {JWT_SECRET_BYTES_MIN} bytes: whoever guesses it forges tokens")

@@ -1,0 +1,193 @@
+"""What becomes of messages that died: burial in a dead-letter target with their history, and redrive back to life.
+
+A dead letter is a new message with the old body: its route carries one `Death` per (queue, reason), newest first, and
+its expiration is taken off and kept in the history. A letter does not go round in circles: it is not buried in a
+queue that it has died in already, unless somebody rejected it on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i32, i64
+
+from rookery import properties
+from rookery.errors import InvalidArgument
+from rookery.model import DEAD, Death, Message, Route
+
+if TYPE_CHECKING:
+    from rookery.core.entries import Entry
+    from rookery.core.queue import Queue
+    from rookery.core.topology import Tenant
+
+DEPTH_MAX: Final[i64] = 64
+"""How many burials one step may cause in a chain of full queues."""
+
+DECLARED_ONLY: Final = ("expired", "maxlen")
+"""Reasons that bury only where a target was declared, not in a face's default dead-letter queue."""
+
+
+def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: str, detail: str) -> bool:
+    """Put a dead message into the queue's dead-letter target; False when it arrived nowhere."""
+    settings = queue.settings
+    if tenant.death_depth >= DEPTH_MAX or (reason in DECLARED_ONLY and not settings.dead_letter_declared):
+        return False
+    if settings.dead_letter_exchange is not None:
+        exchange = tenant.exchanges.get(settings.dead_letter_exchange)
+        if exchange is None:
+            tenant.dead_letters_lost += 1
+            return False
+        key = message.route.key if settings.dead_letter_key is None else settings.dead_letter_key
+        targets = list(tenant.queues_for(tenant.way(exchange, key), message.props))
+        name = exchange.name
+    elif settings.dead_letter_queue is not None:
+        name = ""
+        key = settings.dead_letter_queue
+        targets = [tenant.declare_queue(key, {}, "dead-letter")[0]]
+    else:
+        return False
+    letter = _letter(tenant, queue, message, attempts, reason, detail, name, key)
+    arrived = False
+    tenant.death_depth += 1
+    for target in targets:
+        if not _goes_round(letter, target.name) and target.accept(letter, False):
+            arrived = True
+    tenant.death_depth -= 1
+    if not arrived:
+        tenant.dead_letters_lost += 1
+    return arrived
+
+
+def _letter(
+    tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: str, detail: str, exchange: str, key: str
+) -> Message:
+    route = Route(exchange, key)
+    route.origin_id = message.public_id
+    route.deaths = _history(queue, message, attempts, reason, detail)
+    props = message.props
+    if message.expires_ms:
+        props = properties.without_expiration(props)
+    flags: i32 = message.flags | DEAD
+    return Message(route, props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
+
+
+def _history(queue: Queue, message: Message, attempts: i64, reason: str, detail: str) -> list[Death]:
+    now = queue.shard.wall_ms
+    expiration = message.expires_ms
+    rest: list[Death] = []
+    count: i64 = 1
+    first = now
+    for death in message.route.deaths:
+        if death.queue == queue.name and death.reason == reason:
+            count = death.count + 1
+            first = death.first_ms
+        else:
+            rest.append(death)
+    route = message.route
+    newest = Death(
+        queue.name, reason, detail or reason, route.exchange, route.key, attempts, first, now, count, expiration
+    )
+    return [newest, *rest]
+
+
+def _goes_round(letter: Message, target: str) -> bool:
+    """Whether burial in `target` would close a circle in which nobody rejected the message."""
+    for death in letter.route.deaths:
+        if death.reason == "rejected":
+            return False
+        if death.queue == target:
+            return True
+    return False
+
+
+def bury_new(tenant: Tenant, targets: list[Queue], origin: str, message: Message, detail: str) -> None:
+    """A message that its publisher gives up on enters the target queues as a dead letter of `origin`."""
+    route = Route("", "")
+    route.origin_id = message.public_id
+    now = tenant.shard.wall_ms
+    came = message.route
+    route.deaths = [Death(origin, "rejected", detail, came.exchange, came.key, 0, now, now, 1, 0)]
+    letter = Message(route, message.props, message.body, message.id, message.priority, 0, message.flags | DEAD)
+    for target in targets:
+        target.accept(letter, False)
+
+
+def revive_to_topic(tenant: Tenant, message: Message, exchange: str) -> int:
+    """Publish a dead letter again as it was published first; how many queues it reached."""
+    first = message.route.deaths[-1]
+    way = tenant.way(tenant.exchange(exchange), first.key)
+    flags: i32 = message.flags & ~DEAD
+    again = Message(way.route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
+    return tenant.shard.post(tenant, way, again, 0)
+
+
+def redrive(
+    tenant: Tenant,
+    queue: Queue,
+    limit: int = 0,
+    chosen: Callable[[Entry], bool] | None = None,
+    dry_run: bool = False,
+    target: str | None = None,
+) -> list[tuple[Entry, str]]:
+    """Send dead letters of `queue` back to the queue each died in last (or all to `target`), in one step.
+
+    Returns what was (or with `dry_run` would be) redriven and where to. Letters whose origin no longer exists, or is
+    full, stay where they are. A redriven message starts with no attempts; its history stays.
+    """
+    if limit < 0:
+        raise InvalidArgument("limit must not be negative", argument="limit")
+    if target is not None:
+        tenant.queue(target)
+    done: list[tuple[Entry, str]] = []
+    for entry in queue.ready_entries():
+        if limit and len(done) >= limit:
+            break
+        message = entry.message
+        deaths = message.route.deaths
+        if not deaths or (chosen is not None and not chosen(entry)):
+            continue
+        origin = tenant.queues.get(deaths[0].queue if target is None else target)
+        if origin is None or origin is queue or not origin.has_room_for(1, len(message.body)):
+            continue
+        if not dry_run:
+            _revive(tenant, queue, entry, origin)
+        done.append((entry, origin.name))
+    return done
+
+
+def _revive(tenant: Tenant, queue: Queue, entry: Entry, origin: Queue) -> None:
+    message = entry.message
+    death = message.route.deaths[0]
+    route = Route(death.exchange, death.key)
+    route.origin_id = message.public_id
+    route.deaths = list(message.route.deaths)
+    flags: i32 = message.flags & ~DEAD
+    revived = Message(route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
+    queue.remove(entry)
+    queue.moved_out += 1
+    origin.accept(revived, True)
+
+
+def move(
+    tenant: Tenant, queue: Queue, target: Queue, limit: int = 0, chosen: Callable[[Entry], bool] | None = None
+) -> int:
+    """Move ready messages to another queue of the tenant, in order; stops when the target is full. Returns how many."""
+    if target is queue:
+        raise InvalidArgument("a queue cannot be moved into itself", argument="target")
+    if limit < 0:
+        raise InvalidArgument("limit must not be negative", argument="limit")
+    moved = 0
+    for entry in queue.ready_entries():
+        if limit and moved >= limit:
+            break
+        if chosen is not None and not chosen(entry):
+            continue
+        message = entry.message
+        if not target.has_room_for(1, len(message.body)):
+            break
+        queue.remove(entry)
+        queue.moved_out += 1
+        target.accept(message, True)
+        moved += 1
+    return moved

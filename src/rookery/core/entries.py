@@ -1,0 +1,127 @@
+"""A message's stay in a queue, the lease it is handed out under, and the line it waits in.
+
+These are the many small objects of the broker: one `Entry` per queued message, one `Lease` per delivery. Neither is
+tracked by the cyclic collector, so whoever holds a lease lets go of it when it ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast, final
+
+from mypy_extensions import i32, i64, mypyc_attr, u8
+
+from rookery.core.index import Heap
+from rookery.model import Message
+
+if TYPE_CHECKING:
+    from rookery.core.consumers import Subscription
+    from rookery.core.queue import Queue
+
+# Entry.state
+READY: Final[u8] = 0
+PARKED: Final[u8] = 1
+DELAYED: Final[u8] = 2
+LEASED: Final[u8] = 3
+GONE: Final[u8] = 4
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Entry:
+    """A message's stay in one queue. `attempts` counts deliveries; `due_ms` is when a delay ends."""
+
+    def __init__(self, message: Message, seq: i64, enqueued_ms: i64) -> None:
+        self.message = message
+        self.seq: i64 = seq
+        self.enqueued_ms: i64 = enqueued_ms
+        self.due_ms: i64 = 0
+        self.attempts: i32 = 0
+        self.state: u8 = READY
+        self.redelivered = False
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Lease:
+    """The right to settle one delivery, until it is used or lapses; `live` turns false for good then."""
+
+    def __init__(self, entry: Entry, queue: Queue, holder: Subscription | None, now_ms: i64, due_ms: i64) -> None:
+        self.entry = entry
+        self.queue = queue
+        self.holder = holder
+        self.attempt: i64 = i64(entry.attempts)
+        self.delivered_ms: i64 = now_ms
+        self.due_ms: i64 = due_ms
+        self.live = True
+
+    def token(self) -> str:
+        """Queue, sequence, owner epoch and attempt: a handle that never repeats, also not across restarts."""
+        return f"{self.queue.name}/{self.entry.seq}/{self.queue.shard.epoch}/{self.attempt}"
+
+
+@final
+class Level:
+    """The line of ready entries of one priority: a list in order of sequence, and a heap for those that came back."""
+
+    def __init__(self, priority: i64) -> None:
+        self.priority: i64 = priority
+        self.line: list[Entry | None] = []
+        self.head: i64 = 0
+        self.returned = Heap()
+        self.last_seq: i64 = 0
+        self.gone: i64 = 0
+
+    def add(self, entry: Entry) -> None:
+        if entry.seq > self.last_seq:
+            self.last_seq = entry.seq
+            self.line.append(entry)
+        else:
+            self.returned.push(entry.seq, entry)
+
+    def pop(self) -> Entry | None:
+        """Remove and return the first entry that is still READY, None when there is none."""
+        line = self.line
+        n: i64 = len(line)
+        while True:
+            first: Entry | None = line[self.head] if self.head < n else None
+            returned = self.returned
+            if len(returned) and (first is None or returned.first_key() < first.seq):
+                entry = cast(Entry, returned.pop())
+            elif first is not None:
+                entry = first
+                line[self.head] = None
+                self.head += 1
+                if self.head >= 1024 and self.head * 2 >= n:
+                    del line[: self.head]
+                    self.head = 0
+                    n = len(line)
+            else:
+                return None
+            if entry.state == READY:
+                return entry
+            self.gone -= 1
+
+    def entries(self) -> list[Entry]:
+        """The READY entries in order."""
+        found = [e for e in self.line[self.head :] if e is not None and e.state == READY]
+        if len(self.returned):
+            for item in self.returned.items():
+                entry = cast(Entry, item)
+                if entry.state == READY:
+                    found.append(entry)
+            found.sort(key=by_seq)
+        return found
+
+    def forget_one(self) -> None:
+        """An entry of this line went out of turn; its slot is reclaimed when half of the line is such."""
+        self.gone += 1
+        if self.gone > 64 and self.gone * 2 > len(self.line) - self.head + len(self.returned):
+            live = self.entries()
+            self.line = list(live)
+            self.head = 0
+            self.returned.clear()
+            self.gone = 0
+
+
+def by_seq(entry: Entry) -> int:
+    return entry.seq

@@ -1,0 +1,511 @@
+"""Names and the ways between them: a tenant's exchanges, queues and bindings, and the routes that follow from them.
+
+Routes are cached per exchange and key as a `Way`; any change of topology raises the tenant's `version`, and a way of an
+older version is not used again. Deleting a queue goes through `Tenant.delete`, whoever decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from rookery import properties
+from rookery.core import dead_letters
+from rookery.core.dedup import WINDOW_MS, Dedup
+from rookery.core.policy import FACES, Policy, check_settings, effective
+from rookery.core.queue import Queue
+from rookery.core.routing import Matcher, matcher
+from rookery.errors import (
+    AlreadyExists,
+    Conflict,
+    ExchangeNotFound,
+    InUse,
+    InvalidArgument,
+    InvalidName,
+    InvalidType,
+    LimitExceeded,
+    Locked,
+    NotEmpty,
+    NotFound,
+    QueueNotFound,
+)
+from rookery.model import NEVER, Message, Route
+
+if TYPE_CHECKING:
+    from rookery.core.shard import Shard
+
+NAME_MAX_BYTES: Final = 255
+WAYS_MAX: Final = 10_000
+STANDARD_EXCHANGES: Final = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+
+
+def check_name(name: object, argument: str, longest: int = NAME_MAX_BYTES) -> str:
+    """A usable name, or an error naming the argument."""
+    if not isinstance(name, str):
+        raise InvalidType(f"{argument} must be str, not {type(name).__name__}", argument=argument)
+    if not name or not name.strip():
+        raise InvalidName(f"{argument} cannot be empty", argument=argument)
+    if len(name.encode("utf-8", "surrogateescape")) > longest:
+        raise InvalidName(f"{argument} is longer than {longest} bytes", argument=argument)
+    for c in name:
+        if c < " " or c == "\x7f":
+            raise InvalidName(f"{argument} holds a control character", argument=argument)
+    return name
+
+
+@final
+class Way:
+    """Where messages of one exchange and key go, as long as `version` is the tenant's.
+
+    `by_headers` says that headers may change it, so that each message is routed by itself.
+    """
+
+    def __init__(self, exchange: Exchange, route: Route, queues: list[Queue], version: i64, by_headers: bool) -> None:
+        self.exchange = exchange
+        self.route = route
+        self.queues = queues
+        self.version: i64 = version
+        self.by_headers = by_headers
+
+
+@final
+class Exchange:
+    """A named routing point. The default exchange (empty name) has no bindings: the key names the queue."""
+
+    def __init__(self, name: str, kind: str, arguments: dict[str, object]) -> None:
+        self.name = name
+        self.kind = kind
+        self.arguments = arguments
+        self.durable = True
+        self.auto_delete = False
+        self.internal = False
+        self.alternate: str = ""
+        self.matcher: Matcher = matcher(kind, arguments)
+        self.ways: dict[str, Way] = {}
+        self.had_binding = False
+        self.published: i64 = 0
+        self.unroutable: i64 = 0
+        self.bytes: i64 = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "durable": self.durable,
+            "auto_delete": self.auto_delete,
+            "internal": self.internal,
+            "alternate": self.alternate or None,
+            "arguments": dict(self.arguments),
+        }
+
+
+class Limits:
+    """How much one tenant may have; each has a name and a default. 0 means no limit."""
+
+    def __init__(self) -> None:
+        self.queues_max = 100_000
+        self.exchanges_max = 10_000
+        self.bindings_max = 1_000_000
+        self.subscriptions_max = 100_000
+        self.queue_subscriptions_max = 0
+        self.waiting_claims_max = 1_000
+        self.message_bytes_max = 128 * 1024 * 1024
+        self.memory_bytes_max = 0
+        self.transaction_operations_max = 10_000
+        self.transaction_bytes_max = 64 * 1024 * 1024
+        self.transactions_max = 1_000
+        self.dedup_keys_max = 1_000_000
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(vars(self))
+
+    def set(self, limits: Mapping[str, object]) -> None:
+        """Change the named limits; an unknown name or a negative number changes nothing."""
+        for name, value in limits.items():
+            if not hasattr(self, name):
+                raise InvalidArgument(f"unknown limit {name!r}", argument=name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidType(f"{name} must be int, not {type(value).__name__}", argument=name)
+            if value < 0:
+                raise InvalidArgument(f"{name} must not be negative", argument=name)
+        for name, value in limits.items():
+            setattr(self, name, value)
+
+
+@final
+class Tenant:
+    """An isolation domain: nothing in one tenant has a name in another."""
+
+    def __init__(self, name: str, shard: Shard) -> None:
+        self.name = name
+        self.shard = shard
+        self.version: i64 = 1
+        self.queues: dict[str, Queue] = {}
+        self.exchanges: dict[str, Exchange] = {}
+        self.policies: dict[str, Policy] = {}
+        self.said: dict[str, dict[str, object]] = {}
+        self.faces: dict[str, str] = {}
+        self.face_defaults: dict[str, dict[str, object]] = {}
+        self.bindings = 0
+        self.limits = Limits()
+        self.dedup = Dedup()
+        self.memory_bytes: i64 = 0
+        self.memory_bytes_max: i64 = NEVER
+        self.message_bytes_max: i64 = self.limits.message_bytes_max
+        self.death_depth: i64 = 0
+        self._met_headers = False
+        self.dead_letters_lost = 0
+        self.published: i64 = 0
+        self.refused: i64 = 0
+        # what queues that are gone had counted
+        self.delivered_before: i64 = 0
+        self.dropped_before: i64 = 0
+        self.default = Exchange("", "direct", {})
+        self.exchanges[""] = self.default
+        for standard, kind in STANDARD_EXCHANGES.items():
+            self.exchanges[standard] = Exchange(standard, kind, {})
+
+    def set_limits(self, limits: Mapping[str, object]) -> None:
+        self.limits.set(limits)
+        self.memory_bytes_max = self.limits.memory_bytes_max or NEVER
+        self.message_bytes_max = self.limits.message_bytes_max or NEVER
+        self.dedup.keys_max = self.limits.dedup_keys_max or 1 << 62
+
+    # Looking up
+
+    def queue(self, name: str) -> Queue:
+        queue = self.queues.get(name)
+        if queue is None:
+            raise QueueNotFound(f"no queue {name!r} in tenant {self.name!r}", argument="queue")
+        return queue
+
+    def exchange(self, name: str) -> Exchange:
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            raise ExchangeNotFound(f"no exchange {name!r} in tenant {self.name!r}", argument="exchange")
+        return exchange
+
+    # Declaring queues
+
+    def declare_queue(
+        self,
+        name: str,
+        settings: Mapping[str, object],
+        face: str,
+        exact: bool = False,
+        owner: object = None,
+        create: bool = False,
+    ) -> tuple[Queue, bool]:
+        """The queue of that name, made if it was not there (then True).
+
+        What is said must agree with what an existing queue was declared with; `exact` also compares what is not said.
+        With `create`, an existing queue is an error.
+        """
+        check_name(name, "queue")
+        said = check_settings(settings)
+        queue = self.queues.get(name)
+        if queue is None:
+            return self._new_queue(name, said, face, owner), True
+        if create:
+            raise AlreadyExists(f"queue {name!r} already exists", argument="queue")
+        self.check_owner(queue, owner)
+        if exact and (queue.owner is None) != (owner is None):
+            raise Conflict(f"queue {name!r} differs in 'exclusive'", argument="exclusive")
+        before = self.said[name]
+        for setting in sorted(set(before) | set(said)) if exact else said:
+            if before.get(setting) != said.get(setting):
+                raise Conflict(
+                    f"queue {name!r} exists with {setting}={before.get(setting)!r}, not {said.get(setting)!r}",
+                    argument=setting,
+                )
+        queue.touch()
+        return queue, False
+
+    def _new_queue(self, name: str, said: dict[str, object], face: str, owner: object) -> Queue:
+        if self.limits.queues_max and len(self.queues) >= self.limits.queues_max:
+            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.queues_max} queues", argument="queue")
+        if face not in FACES:
+            raise InvalidArgument(f"unknown face {face!r}", argument="face")
+        self.said[name] = said
+        self.faces[name] = face
+        settings = effective(name, face, self._defaults(face), self._policy_for(name), said)
+        queue = Queue(name, self, self.shard, settings)
+        queue.owner = owner
+        self.queues[name] = queue
+        queue.configure(settings)
+        self.version += 1
+        return queue
+
+    def check_owner(self, queue: Queue, owner: object) -> None:
+        """An exclusive queue serves its owner only."""
+        if queue.owner is not None and queue.owner is not owner:
+            raise Locked(f"queue {queue.name!r} is exclusive to another connection", argument="queue")
+
+    def set_face_defaults(self, face: str, defaults: Mapping[str, object]) -> None:
+        """Other defaults for queues that this face creates from now on, and for those it created."""
+        if face not in FACES:
+            raise InvalidArgument(f"unknown face {face!r}", argument="face")
+        self.face_defaults[face] = {**FACES[face], **check_settings(defaults)}
+        self._reconfigure()
+
+    def _defaults(self, face: str) -> dict[str, object]:
+        own = self.face_defaults.get(face)
+        return FACES[face] if own is None else own
+
+    # Policies
+
+    def set_policy(self, policy: Policy) -> None:
+        """Put a policy in force, also for queues that exist."""
+        check_name(policy.name, "policy")
+        self.policies[policy.name] = policy
+        self._reconfigure()
+
+    def delete_policy(self, name: str) -> None:
+        if name not in self.policies:
+            raise NotFound(f"no policy {name!r}", argument="policy")
+        del self.policies[name]
+        self._reconfigure()
+
+    def _policy_for(self, queue: str) -> Policy | None:
+        best: Policy | None = None
+        for policy in self.policies.values():
+            if policy.matches(queue) and (best is None or policy.priority > best.priority):
+                best = policy
+        return best
+
+    def _reconfigure(self) -> None:
+        for queue in list(self.queues.values()):
+            face = self.faces[queue.name]
+            policy = self._policy_for(queue.name)
+            queue.configure(effective(queue.name, face, self._defaults(face), policy, self.said[queue.name]))
+
+    # Deleting queues
+
+    def delete_queue(self, name: str, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
+        """Delete a queue; returns how many messages were ready in it."""
+        queue = self.queue(name)
+        self.check_owner(queue, owner)
+        if if_unused and queue.consumers():
+            raise InUse(f"queue {name!r} in use", argument="queue")
+        if if_empty and queue.ready + queue.delayed:
+            raise NotEmpty(f"queue {name!r} not empty", argument="queue")
+        ready = queue.ready
+        self.delete(queue, "deleted")
+        return ready
+
+    def delete(self, queue: Queue, reason: str) -> None:
+        """Remove a queue and everything that points at it; its subscriptions are told why."""
+        if queue.deleted:
+            return
+        queue.empty()
+        queue.deleted = True
+        self.delivered_before += queue.delivered
+        self.dropped_before += queue.dropped + queue.expired
+        del self.queues[queue.name]
+        del self.said[queue.name]
+        del self.faces[queue.name]
+        self.dedup.forget_scope("queue:" + queue.name)
+        self._unbind_target(queue)
+        self.version += 1
+        for subscription in list(queue.roster.all):
+            queue.roster.remove(subscription)
+            subscription.cancelled(reason)
+
+    # Exchanges
+
+    def declare_exchange(
+        self,
+        name: str,
+        kind: str,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        alternate: str = "",
+        arguments: Mapping[str, object] | None = None,
+        create: bool = False,
+    ) -> tuple[Exchange, bool]:
+        """The exchange of that name, made if it was not there (then True); an existing one must be the same."""
+        check_name(name, "exchange")
+        extra = dict(arguments) if arguments else {}
+        exchange = self.exchanges.get(name)
+        if exchange is not None:
+            if create:
+                raise AlreadyExists(f"exchange {name!r} already exists", argument="exchange")
+            given: list[tuple[str, object, object]] = [
+                ("kind", exchange.kind, kind),
+                ("durable", exchange.durable, durable),
+                ("auto_delete", exchange.auto_delete, auto_delete),
+                ("internal", exchange.internal, internal),
+                ("alternate", exchange.alternate, alternate),
+                ("arguments", exchange.arguments, extra),
+            ]
+            for argument, before, now in given:
+                if before != now:
+                    raise Conflict(
+                        f"exchange {name!r} exists with {argument}={before!r}, not {now!r}", argument=argument
+                    )
+            return exchange, False
+        if self.limits.exchanges_max and len(self.exchanges) >= self.limits.exchanges_max:
+            raise LimitExceeded(
+                f"tenant {self.name!r} has its {self.limits.exchanges_max} exchanges", argument="exchange"
+            )
+        exchange = Exchange(name, kind, extra)
+        exchange.durable = durable
+        exchange.auto_delete = auto_delete
+        exchange.internal = internal
+        exchange.alternate = alternate
+        self.exchanges[name] = exchange
+        self.version += 1
+        return exchange, True
+
+    def delete_exchange(self, name: str, if_unused: bool = False) -> None:
+        exchange = self.exchange(name)
+        if not name or name in STANDARD_EXCHANGES:
+            raise InvalidArgument(f"exchange {name!r} is built in", argument="exchange")
+        if if_unused and exchange.matcher.count:
+            raise InUse(f"exchange {name!r} in use", argument="exchange")
+        self.bindings -= exchange.matcher.count
+        del self.exchanges[name]
+        self.dedup.forget_scope("exchange:" + name)
+        self._unbind_target(exchange)
+        self.version += 1
+
+    # Bindings
+
+    def bind(
+        self, source: str, target: Queue | Exchange, key: str, arguments: Mapping[str, object] | None = None
+    ) -> bool:
+        """Let `source` route to `target`; False when this binding was there already."""
+        exchange = self.exchange(source)
+        if exchange is self.default or target is self.default:
+            raise InvalidArgument("the default exchange has no bindings", argument="exchange")
+        if len(key.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES and exchange.name != "amq.topic":
+            raise InvalidArgument(f"key is longer than {NAME_MAX_BYTES} bytes", argument="key")
+        if self.limits.bindings_max and self.bindings >= self.limits.bindings_max:
+            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.bindings_max} bindings", argument="key")
+        if not exchange.matcher.add(key, dict(arguments) if arguments else None, target):
+            return False
+        exchange.had_binding = True
+        self.bindings += 1
+        self.version += 1
+        return True
+
+    def unbind(
+        self, source: str, target: Queue | Exchange, key: str, arguments: Mapping[str, object] | None = None
+    ) -> bool:
+        """Take a binding away; False when there was none."""
+        exchange = self.exchange(source)
+        if not exchange.matcher.remove(key, dict(arguments) if arguments else None, target):
+            return False
+        self.bindings -= 1
+        self.version += 1
+        self._drop_if_unbound(exchange)
+        return True
+
+    def _unbind_target(self, target: object) -> None:
+        for exchange in list(self.exchanges.values()):
+            if exchange.matcher.count:
+                removed = exchange.matcher.remove_target(target)
+                if removed:
+                    self.bindings -= removed
+                    self._drop_if_unbound(exchange)
+
+    def _drop_if_unbound(self, exchange: Exchange) -> None:
+        if exchange.auto_delete and not exchange.matcher.count and exchange.name in self.exchanges:
+            self.delete_exchange(exchange.name)
+
+    # Routing
+
+    def way(self, exchange: Exchange, key: str) -> Way:
+        """The cached way of a key, found anew when the topology has changed. Headers do not count in it."""
+        way = exchange.ways.get(key)
+        if way is not None:
+            if way.version == self.version:
+                return way
+        elif len(exchange.ways) >= WAYS_MAX:
+            exchange.ways.clear()
+        self._met_headers = False
+        queues = self._reach(exchange, key, None)
+        route = Route(exchange.name, key) if way is None else way.route
+        found = Way(exchange, route, queues, self.version, self._met_headers)
+        exchange.ways[key] = found
+        return found
+
+    def queues_for(self, way: Way, props: bytes) -> list[Queue]:
+        """The queues that a message with these properties reaches by this way."""
+        if way.by_headers:
+            return self._reach(way.exchange, way.route.key, properties.headers(props))
+        return way.queues
+
+    def _reach(self, exchange: Exchange, key: str, headers: dict[str, object] | None) -> list[Queue]:
+        """All queues reachable from an exchange, each once, through bindings and alternates, without walking in
+        circles.
+        """
+        found: list[Queue] = []
+        if exchange is self.default:
+            queue = self.queues.get(key)
+            if queue is not None:
+                found.append(queue)
+            return found
+        taken: set[int] = set()
+        seen: set[int] = set()
+        todo: list[Exchange] = [exchange]
+        while todo:
+            here = todo.pop(0)
+            if id(here) in seen:
+                continue
+            seen.add(id(here))
+            if here is self.default:
+                targets: list[object] = []
+                named = self.queues.get(key)
+                if named is not None:
+                    targets.append(named)
+            else:
+                if here.matcher.uses_headers:
+                    self._met_headers = True
+                targets = here.matcher.match(key, headers)
+            if not targets and here.alternate:
+                alternate = self.exchanges.get(here.alternate)
+                if alternate is not None:
+                    todo.append(alternate)
+            for target in targets:
+                if isinstance(target, Queue):
+                    if id(target) not in taken:
+                        taken.add(id(target))
+                        found.append(target)
+                elif isinstance(target, Exchange):
+                    todo.append(target)
+        return found
+
+    def dedup_window_ms(self, exchange: str, key: str) -> int:
+        """How long a dedup key published there is remembered."""
+        queue = None if exchange else self.queues.get(key)
+        return WINDOW_MS if queue is None else queue.settings.dedup_window_ms
+
+    # Memory
+
+    def hold(self, message: Message) -> None:
+        """The first queue took the message."""
+        size = message.size_bytes()
+        self.memory_bytes += size
+        self.shard.memory_bytes += size
+
+    def unhold(self, message: Message) -> None:
+        """The last queue let go of it."""
+        size = message.size_bytes()
+        self.memory_bytes -= size
+        self.shard.memory_bytes -= size
+
+    # Dying
+
+    def dead_letter(self, queue: Queue, message: Message, attempts: i64, reason: str, detail: str) -> bool:
+        """Move a dead message to the queue's dead-letter target; False when it arrived nowhere."""
+        return dead_letters.bury(self, queue, message, attempts, reason, detail)

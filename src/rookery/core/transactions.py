@@ -1,0 +1,282 @@
+"""Transactions: publishes and settles of one tenant that happen wholly or not at all.
+
+Operations are only collected until `commit`, which first checks every one of them against the state as it is then and
+changes nothing when one fails. A transaction that outlives its time is rolled back; of those that ended, the last
+ones are remembered, so that a late call learns what became of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rookery.core.dedup import scope_of
+from rookery.core.entries import Lease
+from rookery.core.queue import Queue
+from rookery.errors import (
+    InvalidArgument,
+    LeaseLost,
+    LimitExceeded,
+    MemoryLimitExceeded,
+    MessageTooLarge,
+    QueueFull,
+    TransactionCommitted,
+    TransactionNotFound,
+    TransactionRolledBack,
+    TransactionTimeout,
+    TransactionTooLarge,
+    Unroutable,
+)
+from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message
+
+if TYPE_CHECKING:
+    from rookery.core.shard import Shard
+    from rookery.core.topology import Tenant
+
+TIMEOUT_MS: Final = 60_000
+TOMBSTONES_MAX: Final = 10_000
+
+OUTCOMES: Final = ("ack", "retry", "release", "reject")
+
+
+class Publish:
+    """A publish to be."""
+
+    def __init__(
+        self,
+        exchange: str,
+        key: str,
+        props: bytes,
+        body: bytes,
+        priority: int = 0,
+        expires_ms: int = 0,
+        due_ms: int = 0,
+        persistent: bool = True,
+        dedup_key: str = "",
+        mandatory: bool = False,
+    ) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.props = props
+        self.body = body
+        self.priority = priority
+        self.expires_ms = expires_ms
+        self.due_ms = due_ms
+        self.persistent = persistent
+        self.dedup_key = dedup_key
+        self.mandatory = mandatory
+
+
+class Settle:
+    """A settle to be."""
+
+    def __init__(self, lease: Lease, outcome: str, delay_ms: int = -1, detail: str = "") -> None:
+        if outcome not in OUTCOMES:
+            raise InvalidArgument(f"outcome must be one of {', '.join(OUTCOMES)}, not {outcome!r}", argument="outcome")
+        self.lease = lease
+        self.outcome = outcome
+        self.delay_ms = delay_ms
+        self.detail = detail
+
+
+class Transaction:
+    """The operations collected so far under one id."""
+
+    def __init__(self, id: str, tenant: Tenant, due_ms: int) -> None:
+        self.id = id
+        self.tenant = tenant
+        self.due_ms = due_ms
+        self.operations: list[Publish | Settle] = []
+        self.bytes = 0
+
+
+class Transactions:
+    """The open transactions of a shard, and tombstones of those that ended."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._open: dict[tuple[str, str], Transaction] = {}
+        self._ended: dict[tuple[str, str], str] = {}
+        self.next_due_ms: int = NEVER
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, tenant: Tenant, id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
+        """A new transaction of that id; an id that ended may not be used again while it is remembered."""
+        if not id:
+            raise InvalidArgument("a transaction needs an id", argument="transaction")
+        if timeout_ms < 1:
+            raise InvalidArgument("timeout_ms must be at least 1", argument="timeout_ms")
+        place = (tenant.name, id)
+        if place in self._open:
+            raise InvalidArgument(f"transaction {id!r} is open already", argument="transaction")
+        self._check_ended(place)
+        most = tenant.limits.transactions_max
+        if most and sum(1 for t in self._open.values() if t.tenant is tenant) >= most:
+            raise LimitExceeded(f"tenant {tenant.name!r} has its {most} open transactions", argument="transaction")
+        transaction = Transaction(id, tenant, self._shard.mono_ms + timeout_ms)
+        self._open[place] = transaction
+        self.next_due_ms = min(self.next_due_ms, transaction.due_ms)
+        return transaction
+
+    def is_known(self, tenant: Tenant, id: str) -> bool:
+        """Whether the transaction is open, or ended not long ago."""
+        return (tenant.name, id) in self._open or (tenant.name, id) in self._ended
+
+    def is_open(self, tenant: Tenant, id: str) -> bool:
+        return (tenant.name, id) in self._open
+
+    def get(self, tenant: Tenant, id: str) -> Transaction:
+        """The open transaction of that id, or the error that says what became of it."""
+        transaction = self._open.get((tenant.name, id))
+        if transaction is None:
+            self._check_ended((tenant.name, id))
+            raise TransactionNotFound(f"no transaction {id!r}", argument="transaction")
+        return transaction
+
+    def _check_ended(self, place: tuple[str, str]) -> None:
+        ended = self._ended.get(place)
+        if ended == "committed":
+            raise TransactionCommitted(f"transaction {place[1]!r} was committed already", argument="transaction")
+        if ended == "rolled back":
+            raise TransactionRolledBack(f"transaction {place[1]!r} was rolled back", argument="transaction")
+        if ended == "timed out":
+            raise TransactionTimeout(f"transaction {place[1]!r} timed out", argument="transaction")
+
+    def add(self, transaction: Transaction, operation: Publish | Settle) -> None:
+        """Collect one more operation."""
+        limits = transaction.tenant.limits
+        size = 0
+        if isinstance(operation, Publish):
+            size = len(operation.body) + len(operation.props)
+            transaction.tenant.exchange(operation.exchange)
+        if limits.transaction_operations_max and len(transaction.operations) >= limits.transaction_operations_max:
+            raise TransactionTooLarge(
+                f"a transaction has at most {limits.transaction_operations_max} operations", argument="transaction"
+            )
+        if limits.transaction_bytes_max and transaction.bytes + size > limits.transaction_bytes_max:
+            raise TransactionTooLarge(
+                f"a transaction has at most {limits.transaction_bytes_max} bytes", argument="transaction"
+            )
+        transaction.operations.append(operation)
+        transaction.bytes += size
+
+    def commit(self, tenant: Tenant, id: str) -> list[int]:
+        """Do all of it, or raise and leave the transaction open with nothing done. Returns the numbers of its
+        messages.
+        """
+        transaction = self.get(tenant, id)
+        numbers = apply(self._shard, tenant, transaction.operations)
+        self._end(transaction, "committed")
+        return numbers
+
+    def rollback(self, tenant: Tenant, id: str) -> None:
+        """Forget all of it: publishes never happen, leases stay as they are."""
+        self._end(self.get(tenant, id), "rolled back")
+
+    def _end(self, transaction: Transaction, how: str) -> None:
+        place = (transaction.tenant.name, transaction.id)
+        del self._open[place]
+        self._ended[place] = how
+        if len(self._ended) > TOMBSTONES_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def tick(self) -> None:
+        """Roll back what has outlived its time."""
+        now = self._shard.mono_ms
+        if now < self.next_due_ms:
+            return
+        for transaction in [t for t in self._open.values() if t.due_ms <= now]:
+            self._end(transaction, "timed out")
+        self.next_due_ms = min((t.due_ms for t in self._open.values()), default=NEVER)
+
+    def forget_tenant(self, tenant: Tenant) -> None:
+        for place in [p for p in self._open if p[0] == tenant.name]:
+            del self._open[place]
+        for place in [p for p in self._ended if p[0] == tenant.name]:
+            del self._ended[place]
+
+
+def apply(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> list[int]:
+    """Check all operations, then do all of them in order. Returns the message numbers of the publishes."""
+    _check(shard, tenant, operations)
+    numbers: list[int] = []
+    for operation in operations:
+        if isinstance(operation, Settle):
+            _settle(operation)
+        else:
+            numbers.append(_publish(shard, tenant, operation))
+    return numbers
+
+
+def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> None:
+    adds: dict[Queue, tuple[int, int]] = {}
+    memory = 0
+    settled: set[int] = set()
+    for operation in operations:
+        if isinstance(operation, Settle):
+            lease = operation.lease
+            if not lease.live or lease.queue.deleted or id(lease) in settled:
+                raise LeaseLost(f"lease {lease.token()} has ended", argument="lease")
+            if lease.queue.tenant is not tenant:
+                raise InvalidArgument("a transaction stays within one tenant", argument="lease")
+            settled.add(id(lease))
+            continue
+        size = len(operation.body) + len(operation.props)
+        if size > tenant.message_bytes_max:
+            raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
+        memory += size + MESSAGE_OVERHEAD_BYTES
+        way = tenant.way(tenant.exchange(operation.exchange), operation.key)
+        queues = tenant.queues_for(way, operation.props)
+        if operation.mandatory and not queues:
+            raise Unroutable(f"no queue for key {operation.key!r} of exchange {operation.exchange!r}", argument="key")
+        for queue in queues:
+            count, total = adds.get(queue, (0, 0))
+            adds[queue] = (count + 1, total + len(operation.body))
+    if memory and (
+        tenant.memory_bytes + memory > tenant.memory_bytes_max or shard.memory_bytes + memory > shard.memory_bytes_max
+    ):
+        raise MemoryLimitExceeded
+    for queue, (count, total) in adds.items():
+        if queue.settings.overflow.startswith("reject") and not queue.has_room_for(count, total):
+            raise QueueFull(f"queue {queue.name!r} has no room for {count} more messages", argument="queue")
+
+
+def _settle(operation: Settle) -> None:
+    lease = operation.lease
+    queue = lease.queue
+    if operation.outcome == "ack":
+        queue.ack(lease)
+    elif operation.outcome == "retry":
+        queue.retry(lease, operation.delay_ms, operation.detail)
+    elif operation.outcome == "release":
+        queue.release(lease)
+    else:
+        queue.reject(lease, operation.detail)
+
+
+def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
+    scope = scope_of(p.exchange, p.key)
+    if p.dedup_key:
+        first = tenant.dedup.find(scope, p.dedup_key, shard.wall_ms)
+        if first:
+            tenant.dedup.duplicates += 1
+            return first
+    way = tenant.way(tenant.exchange(p.exchange), p.key)
+    flags = PERSISTENT if p.persistent else 0
+    message = Message(way.route, p.props, p.body, shard.new_id(), p.priority, p.expires_ms, flags)
+    exchange = way.exchange
+    exchange.published += 1
+    exchange.bytes += len(message.body)
+    tenant.published += 1
+    queues = tenant.queues_for(way, p.props)
+    if not queues:
+        exchange.unroutable += 1
+    for queue in list(queues):
+        if queue.settings.overflow.startswith("reject"):
+            queue.admit(message, p.due_ms)
+        else:
+            queue.offer(message, p.due_ms)
+    if p.dedup_key:
+        tenant.dedup.remember(scope, p.dedup_key, message.id, shard.wall_ms, tenant.dedup_window_ms(p.exchange, p.key))
+    return message.id

@@ -1,0 +1,383 @@
+"""Every error a caller can meet: one hierarchy, each class with a stable code and its number in each protocol.
+
+`code` is what programs match on; `http`, `amqp` and `mqtt` are the numbers the faces answer with. An error that is
+about an argument names it in `argument`. Raising one of these promises that nothing was changed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RookeryError(Exception):
+    """The root. `str(error)` is a sentence for a person; `error.code` is for programs."""
+
+    code: ClassVar[str] = "error"
+    http: ClassVar[int] = 500
+    amqp: ClassVar[int] = 541
+    mqtt: ClassVar[int] = 0x80
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().rstrip("."))
+        self.argument = argument
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+# Bad input
+
+
+class InvalidArgument(RookeryError, ValueError):
+    """An argument is out of its range; `argument` names it."""
+
+    code = "invalid_argument"
+    http = 400
+    amqp = 406
+    mqtt = 0x83
+
+
+class InvalidName(InvalidArgument):
+    """A name is empty, too long, or holds a character that names may not hold."""
+
+    code = "invalid_name"
+
+
+class InvalidTopic(InvalidName):
+    """A topic is blank or longer than 1,024 characters."""
+
+    code = "invalid_topic"
+    mqtt = 0x90
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has the wrong type; `argument` names it."""
+
+    code = "invalid_type"
+
+
+class InvalidConfig(InvalidArgument):
+    """A setting is out of its range, or two settings contradict each other."""
+
+    code = "invalid_config"
+
+
+class NilMessage(InvalidArgument):
+    """The message is missing, or has an empty id."""
+
+    code = "nil_message"
+
+
+class EmptyBody(InvalidArgument):
+    """body cannot be empty."""
+
+    code = "empty_body"
+
+
+# Things that are not there, or are there already
+
+
+class NotFound(RookeryError, LookupError):
+    """No such thing."""
+
+    code = "not_found"
+    http = 404
+    amqp = 404
+    mqtt = 0x8F
+
+
+class QueueNotFound(NotFound):
+    """No such queue."""
+
+    code = "queue_not_found"
+
+
+class ExchangeNotFound(NotFound):
+    """No such exchange."""
+
+    code = "exchange_not_found"
+
+
+class TenantNotFound(NotFound):
+    """No such tenant."""
+
+    code = "tenant_not_found"
+    amqp = 530
+
+
+class NodeNotFound(NotFound):
+    """No such node in the cluster."""
+
+    code = "node_not_found"
+
+
+class TaskNotFound(NotFound):
+    """No such task."""
+
+    code = "task_not_found"
+
+
+class AlreadyExists(RookeryError):
+    """A thing of that name already exists."""
+
+    code = "already_exists"
+    http = 409
+    amqp = 406
+    mqtt = 0x80
+
+
+class Conflict(RookeryError):
+    """A thing of that name exists with other settings; `argument` names the first that differs."""
+
+    code = "conflict"
+    http = 409
+    amqp = 406
+
+
+class InUse(RookeryError):
+    """The queue or exchange is in use."""
+
+    code = "in_use"
+    http = 409
+    amqp = 406
+
+
+class NotEmpty(RookeryError):
+    """The queue still holds messages."""
+
+    code = "not_empty"
+    http = 409
+    amqp = 406
+
+
+class Locked(RookeryError):
+    """The queue is exclusive to another owner."""
+
+    code = "locked"
+    http = 423
+    amqp = 405
+
+
+class ReplyTimeout(RookeryError, TimeoutError):
+    """No reply came in time."""
+
+    code = "reply_timeout"
+    http = 504
+    amqp = 320
+
+
+class Unroutable(RookeryError):
+    """No queue took the message."""
+
+    code = "unroutable"
+    http = 422
+    amqp = 312
+    mqtt = 0x10
+
+
+# Leases and messages
+
+
+class LeaseLost(RookeryError):
+    """The lease has ended: it lapsed, was settled already, or belongs to an earlier owner."""
+
+    code = "lease_lost"
+    http = 404
+    amqp = 406
+
+
+class MessageExpired(RookeryError):
+    """The message's time had passed before it was published."""
+
+    code = "message_expired"
+    http = 410
+    amqp = 406
+
+
+class TaskExpired(MessageExpired):
+    """The task outlived its time."""
+
+    code = "task_expired"
+
+
+class DuplicateTask(AlreadyExists):
+    """A task with this dedup key is known already."""
+
+    code = "duplicate_task"
+
+
+class MessageAcknowledged(RookeryError):
+    """A message with this ack id is pending already, or was acknowledged."""
+
+    code = "message_acknowledged"
+    http = 409
+    amqp = 406
+
+
+class MessageNotAcked(RookeryError):
+    """No message with this ack id waits for an acknowledgement."""
+
+    code = "message_not_acked"
+    http = 404
+    amqp = 406
+
+
+# Limits
+
+
+class LimitExceeded(RookeryError):
+    """A limit would be exceeded; the message says which."""
+
+    code = "limit_exceeded"
+    http = 429
+    amqp = 506
+    mqtt = 0x97
+
+
+class MessageTooLarge(LimitExceeded):
+    """The message is larger than allowed."""
+
+    code = "message_too_large"
+    http = 413
+    amqp = 311
+    mqtt = 0x95
+
+
+class MemoryLimitExceeded(LimitExceeded):
+    """The memory limit for messages is reached; try again after some were consumed."""
+
+    code = "memory_limit_exceeded"
+    http = 503
+
+
+class QueueFull(LimitExceeded):
+    """A queue that rejects publishes when full is full."""
+
+    code = "queue_full"
+
+
+# Transactions
+
+
+class TransactionError(RookeryError):
+    """A transaction cannot go on."""
+
+    code = "transaction_error"
+    http = 409
+    amqp = 406
+
+
+class TransactionNotFound(TransactionError, LookupError):
+    """No transaction of that id."""
+
+    code = "transaction_not_found"
+    http = 404
+
+
+class TransactionTimeout(TransactionError):
+    """The transaction outlived its time and was rolled back."""
+
+    code = "transaction_timeout"
+    http = 408
+
+
+class TransactionCommitted(TransactionError):
+    """The transaction was committed already."""
+
+    code = "transaction_committed"
+
+
+class TransactionRolledBack(TransactionError):
+    """The transaction was rolled back already."""
+
+    code = "transaction_rolled_back"
+
+
+class TransactionTooLarge(TransactionError, LimitExceeded):
+    """The transaction has too many operations or bytes."""
+
+    code = "transaction_too_large"
+    http = 413
+
+
+class TransactionNotSupported(TransactionError):
+    """Transactions are switched off (`enable_transactions`)."""
+
+    code = "transaction_not_supported"
+    http = 501
+    amqp = 540
+
+
+# The state of the broker
+
+
+class BrokerClosed(RookeryError):
+    """The broker is closed."""
+
+    code = "broker_closed"
+    http = 503
+    amqp = 320
+    mqtt = 0x8B
+
+
+class NotInitialized(RookeryError):
+    """The broker was not started, or belongs to the process this one was forked from."""
+
+    code = "not_initialized"
+    http = 503
+
+
+class DeadLetterNotSupported(RookeryError):
+    """Dead letters are switched off (`enable_dead_letter_queue`)."""
+
+    code = "dead_letter_not_supported"
+    http = 501
+    amqp = 540
+
+
+class PersistenceDisabled(RookeryError):
+    """This broker keeps no persistent messages (persistence is off)."""
+
+    code = "persistence_disabled"
+    http = 501
+    amqp = 540
+
+
+class ClusterDisabled(RookeryError):
+    """This broker is not part of a cluster."""
+
+    code = "cluster_disabled"
+    http = 501
+    amqp = 540
+
+
+class RecoveredPanic(RookeryError):
+    """A handler or an observer failed unexpectedly; the broker went on."""
+
+    code = "recovered_panic"
+
+
+class Reject(Exception):
+    """Raised by a handler: the message is unfit, no retry will help; it goes to the dead letters now."""
+
+
+# Access
+
+
+class AccessRefused(RookeryError):
+    """The credential does not carry the right for this."""
+
+    code = "access_refused"
+    http = 403
+    amqp = 403
+    mqtt = 0x87
+
+
+class Unauthenticated(RookeryError):
+    """The credential is missing, unknown, revoked or wrong."""
+
+    code = "unauthenticated"
+    http = 401
+    amqp = 403
+    mqtt = 0x86

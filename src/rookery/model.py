@@ -1,0 +1,170 @@
+"""What the broker is about: messages, the way they came, the deaths they died, and the text form of their ids.
+
+A `Message` is one published body, shared by every queue it reached. What differs from queue to queue (sequence,
+attempts, due time) is not here but in the queue's entries. Properties stay in their canonical encoding
+(`rookery.properties`) until somebody asks. The classes are small on purpose: a queued message may cost 200 bytes
+beyond its body, all told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, final
+
+from mypy_extensions import i32, i64, mypyc_attr
+
+NEVER: Final[i64] = 1 << 62
+"""A time that does not come; also "no limit" where a number is compared."""
+
+PRIORITY_MIN: Final = -(1 << 63)
+PRIORITY_MAX: Final = (1 << 63) - 1
+
+# Message.flags
+PERSISTENT: Final[i32] = 1
+DEAD: Final[i32] = 2
+"""The message was dead-lettered: its route carries the history."""
+
+MESSAGE_OVERHEAD_BYTES: Final[i64] = 200
+"""What memory accounting adds to body and properties."""
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Death:
+    """One line of a message's history: how often, when and why it died in one queue for one reason."""
+
+    def __init__(
+        self,
+        queue: str,
+        reason: str,
+        detail: str,
+        exchange: str,
+        key: str,
+        attempts: i64,
+        first_ms: i64,
+        last_ms: i64,
+        count: i64,
+        expiration_ms: i64,
+    ) -> None:
+        self.queue = queue
+        self.reason = reason
+        self.detail = detail
+        self.exchange = exchange
+        self.key = key
+        self.attempts: i64 = attempts
+        self.first_ms: i64 = first_ms
+        self.last_ms: i64 = last_ms
+        self.count: i64 = count
+        self.expiration_ms: i64 = expiration_ms
+
+    def as_dict(self) -> dict[str, object]:
+        row: dict[str, object] = {
+            "queue": self.queue,
+            "reason": self.reason,
+            "detail": self.detail,
+            "exchange": self.exchange,
+            "routing_key": self.key,
+            "attempts": self.attempts,
+            "first_ms": self.first_ms,
+            "last_ms": self.last_ms,
+            "count": self.count,
+        }
+        if self.expiration_ms:
+            row["expiration_ms"] = self.expiration_ms
+        return row
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Route:
+    """How a message came: exchange and routing key, and, for a dead letter, its history (newest first).
+
+    Publishers repeat themselves, so one Route is shared by all messages of a (exchange, key); a dead letter has its
+    own.
+    """
+
+    def __init__(self, exchange: str, key: str) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.wire: bytes = b""
+        self.deaths: list[Death] = []
+        self.origin_id: i64 = 0
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Message:
+    """One published message. `expires_ms` is a wall time, 0 for none; `refs` counts the queues that hold it."""
+
+    def __init__(
+        self, route: Route, props: bytes, body: bytes, id: i64, priority: i64, expires_ms: i64, flags: i32
+    ) -> None:
+        self.route = route
+        self.props = props
+        self.body = body
+        self.id: i64 = id
+        self.priority: i64 = priority
+        self.expires_ms: i64 = expires_ms
+        self.flags: i32 = flags
+        self.refs: i32 = 0
+
+    @property
+    def public_id(self) -> i64:
+        """The number its text id is made of: a dead letter, also a redriven one, keeps that of the message it was."""
+        origin = self.route.origin_id
+        return origin or self.id
+
+    def size_bytes(self) -> i64:
+        return len(self.body) + len(self.props) + MESSAGE_OVERHEAD_BYTES
+
+
+class MessageIds:
+    """Text ids for numbered messages, without storing a text: a keyed permutation written as a UUID (version 4 shape).
+
+    The same number always gives the same text, different numbers different texts, and the number can be got back, so
+    a handle that is only a message id needs no table.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        digest = hashlib.blake2b(secret, digest_size=32, person=b"rookery-ids").digest()
+        self._keys = [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
+
+    def uuid(self, number: int) -> str:
+        """A UUID version 4 text for the number of a message."""
+        value = self._mix(number)
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[value >> 62 & 3]}{text[17:20]}-{text[20:]}"
+
+    def number(self, text: str) -> int:
+        """The number that `uuid` made this text of, or -1 when it made no such text."""
+        digits = text.replace("-", "")
+        if len(digits) != 32 or len(text) != 36:
+            return -1
+        try:
+            high = int(digits[:12], 16)
+        except ValueError:
+            return -1
+        left, right = high >> 24, high & 0xFFFFFF
+        keys = self._keys
+        for i in (3, 2, 1, 0):
+            left, right = right ^ self._round(left, keys[i]), left
+        number = left << 24 | right
+        return number if self.uuid(number) == text.lower() else -1
+
+    def _mix(self, number: int) -> int:
+        """128 bits: the number through a four-round Feistel network on 48 bits, then a check of 80 bits."""
+        left, right = number >> 24 & 0xFFFFFF, number & 0xFFFFFF
+        keys = self._keys
+        for i in range(4):
+            left, right = right, left ^ self._round(right, keys[i])
+        high = left << 24 | right
+        check = high
+        for i in range(4, 8):
+            check = (check * 0x9E3779B97F4A7C15 + keys[i]) & 0xFFFFFFFFFFFFFFFFFFFF
+            check ^= check >> 37
+        return high << 80 | check
+
+    @staticmethod
+    def _round(half: int, key: int) -> int:
+        mixed = (half ^ key) * 0x9E3779B1 & 0xFFFFFFFF
+        return (mixed ^ mixed >> 15) & 0xFFFFFF

@@ -1,0 +1,492 @@
+"""Settings from flags, variables, `.env` and TOML. The environment is a dictionary, the files are real."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rookery.config import MASK, SETTINGS, Settings, is_loopback, parse_env_file
+from rookery.errors import InvalidConfig
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def load(cwd: Path, flags: dict[str, Any] | None = None, /, **environ: Any) -> Settings:
+    return Settings.load(flags or {}, environ, cwd)
+
+
+def refused(cwd: Path, flags: dict[str, Any] | None = None, /, **environ: Any) -> InvalidConfig:
+    with pytest.raises(InvalidConfig) as caught:
+        load(cwd, flags, **environ)
+    return caught.value
+
+
+def test_the_defaults_are_the_documented_ones(cwd: Path):
+    settings = load(cwd)
+    assert (settings.http_port, settings.host, settings.env) == (8080, "0.0.0.0", "production")
+    assert (settings.amqp_port, settings.mqtt_port, settings.line_port) == (5672, 1883, 2122)
+    assert (settings.auth_mode, settings.api_key, settings.jwt_secret) == ("apikey", None, None)
+    assert (settings.store_backend, settings.data_dir) == ("journal", cwd / "rookery-data")
+    assert (settings.visibility_timeout_sec, settings.lease_ms) == (30, 30_000)
+    assert (settings.max_retries, settings.max_attempts) == (5, 6)
+    assert (settings.backoff_strategy, settings.backoff_base_ms, settings.dlq_suffix) == ("exponential", 500, ".DLQ")
+    assert (settings.claim_lease_sec, settings.claim_wait_sec, settings.claim_max_attempts) == (5, 5, 3)
+    assert (settings.key_creation, settings.guest, settings.rate_limit) == ("local", "loopback", 0)
+    assert (settings.connections_max, settings.channels_max) == (10_000, 2_047)
+    assert (settings.message_max_bytes, settings.http_body_max_bytes) == (128 << 20, 16 << 20)
+    assert settings.warnings == ()
+    assert {row.source for row in settings.describe()} == {"default"}
+
+
+def test_the_variables_of_the_documented_example(cwd: Path):
+    """The example with its comments, as a `.env`."""
+    (cwd / ".env").write_text(
+        """
+# Server
+APP_PORT=8081
+APP_HOST=0.0.0.0
+APP_ENV=development  # development | production
+
+AUTH_MODE=apikey    # none | apikey | bearer
+API_KEY=supersecretkey
+JWT_SECRET=change_me
+
+STORE_BACKEND=redis     # memory | redis | postgres
+REDIS_URL=redis://redis:6379/0
+
+VISIBILITY_TIMEOUT_SEC=31
+MAX_RETRIES=6
+BACKOFF_STRATEGY=linear  # fixed | linear | exponential
+BACKOFF_BASE_MS=501
+
+DLQ_SUFFIX=.dead
+CORS_ORIGINS=https://a.example, http://localhost:3000/
+LOG_LEVEL=WARN
+"""
+    )
+    settings = load(cwd)
+    assert settings == Settings(
+        http_port=8081,
+        host="0.0.0.0",
+        env="development",
+        auth_mode="apikey",
+        api_key="supersecretkey",
+        jwt_secret="change_me",
+        store_backend="redis",
+        redis_url="redis://redis:6379/0",
+        data_dir=cwd / "rookery-data",
+        visibility_timeout_sec=31.0,
+        max_retries=6,
+        backoff_strategy="linear",
+        backoff_base_ms=501,
+        dlq_suffix=".dead",
+        cors_origins=("https://a.example", "http://localhost:3000"),
+        log_level="warning",
+    )
+    assert settings.warnings == ()
+
+
+# Where a value comes from
+
+
+@pytest.mark.row("S2-37")
+def test_the_env_file_is_read_and_the_real_environment_wins(cwd: Path):
+    (cwd / ".env").write_text("APP_PORT=9001\nMAX_RETRIES=7\n")
+    settings = load(cwd, APP_PORT="9002")
+    assert (settings.http_port, settings.max_retries) == (9002, 7)
+    assert settings.sources["http_port"] == "variable APP_PORT"
+    assert settings.sources["max_retries"] == ".env line 2"
+
+
+def test_each_source_gives_way_to_the_one_above(cwd: Path):
+    (cwd / "rookery.toml").write_text("[http]\nport = 1\n")
+    assert load(cwd).http_port == 1
+    (cwd / ".env").write_text("APP_PORT=2")
+    assert load(cwd).http_port == 2
+    assert load(cwd, APP_PORT="3").http_port == 3
+    assert load(cwd, {"http_port": 4}, APP_PORT="3").http_port == 4
+    assert load(cwd, {"http_port": None}, APP_PORT="3").http_port == 3
+
+
+def test_only_the_source_in_force_must_make_sense(cwd: Path):
+    (cwd / "rookery.toml").write_text("[http]\nport = 99999\n")
+    assert load(cwd, APP_PORT="80").http_port == 80
+
+
+def test_an_empty_variable_asks_for_the_default(cwd: Path):
+    (cwd / ".env").write_text("APP_PORT=9001\nAPI_KEY=from-file\n")
+    settings = load(cwd, APP_PORT="", API_KEY=" ")
+    assert (settings.http_port, settings.api_key) == (8080, None)
+    assert settings.sources["http_port"] == "default (variable APP_PORT is empty)"
+
+
+def test_every_setting_can_come_from_every_source(cwd: Path):
+    """Each setting in turn gets a value other than its default, by flag, variable, `.env` and TOML."""
+    others = {"host": "127.0.0.1", "api_key": "k", "jwt_secret": "j", "redis_url": "redis://r", "data_dir": "/d"}
+    others |= {"database_url": "postgresql://d/x", "cors_origins": "https://o.example", "dlq_suffix": "-dead"}
+    others |= {
+        "auth_mode": "none",
+        "env": "development",
+        "log_level": "error",
+        "key_creation": "closed",
+        "guest": "off",
+    }
+    others |= {"insecure": "true", "store_backend": "memory", "sync": "never", "backoff_strategy": "fixed"}
+    for setting in SETTINGS:
+        if setting.field == "config":
+            continue
+        text = others.get(setting.field, "7")
+        for source in ("flag", "variable", "env file", "toml"):
+            (cwd / ".env").write_text(f"{setting.variable}={text}" if source == "env file" else "")
+            table, _, key = str(setting.key).partition(".")
+            (cwd / "rookery.toml").write_text(f"[{table}]\n{key} = '{text}'" if source == "toml" else "")
+            flags = {setting.field: text} if source == "flag" else {}
+            environ = {setting.variable: text} if source == "variable" else {}
+            if setting.field == "auth_mode":
+                environ["ROOKERY_INSECURE"] = "1"
+            settings = load(cwd, flags, **environ)
+            assert setting.field in settings.sources, source
+            value = getattr(settings, setting.field)
+            assert value == setting.kind.read(text)
+            assert value != setting.default
+
+
+def test_toml_has_its_own_types(cwd: Path):
+    (cwd / "rookery.toml").write_text(
+        """
+[http]
+port = "off"
+cors_origins = ["https://a.example", "https://b.example"]
+[auth]
+mode = "none"
+insecure = true
+[delivery]
+visibility_timeout_sec = 0.25
+[limits]
+memory_max_bytes = "2GiB"
+"""
+    )
+    settings = load(cwd)
+    assert settings.http_port is None
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert (settings.auth_mode, settings.insecure) == ("none", True)
+    assert settings.lease_ms == 250
+    assert settings.memory_max_bytes == 2 << 30
+    assert settings.sources["visibility_timeout_sec"] == "rookery.toml delivery.visibility_timeout_sec"
+    assert settings.config == cwd / "rookery.toml"
+
+
+def test_the_settings_file_can_be_named(cwd: Path):
+    (cwd / "etc").mkdir()
+    (cwd / "etc" / "mine.toml").write_text("[amqp]\nport = 0\n")
+    (cwd / "rookery.toml").write_text("[amqp]\nport = 1\n")
+    assert load(cwd).amqp_port == 1
+    assert load(cwd, ROOKERY_CONFIG="etc/mine.toml").amqp_port == 0
+    assert load(cwd, ROOKERY_CONFIG=str(cwd / "etc" / "mine.toml")).amqp_port == 0
+    assert load(cwd, ROOKERY_CONFIG="~/mine.toml", HOME=str(cwd / "etc")).amqp_port == 0
+    assert load(cwd, {"config": "etc/mine.toml"}, ROOKERY_CONFIG="nowhere.toml").amqp_port == 0
+    (cwd / ".env").write_text("ROOKERY_CONFIG=etc/mine.toml")
+    assert load(cwd).amqp_port == 0
+    error = refused(cwd, ROOKERY_CONFIG="nowhere.toml")
+    assert error.argument == "ROOKERY_CONFIG"
+    assert "variable ROOKERY_CONFIG" in str(error)
+
+
+def test_the_data_directory_is_absolute(cwd: Path):
+    assert load(cwd, ROOKERY_DATA_DIR="d").data_dir == cwd / "d"
+    assert load(cwd, ROOKERY_DATA_DIR="/var/d").data_dir == Path("/var/d")
+    assert load(cwd, ROOKERY_DATA_DIR="~/d", HOME="/home/a").data_dir == Path("/home/a/d")
+
+
+# What a value may be
+
+
+@pytest.mark.parametrize("variable", ["APP_PORT", "ROOKERY_AMQP_PORT", "ROOKERY_MQTT_PORT", "ROOKERY_LINE_PORT"])
+def test_ports(cwd: Path, variable: str):
+    field = next(setting.field for setting in SETTINGS if setting.variable == variable)
+    for text, port in (("0", 0), ("65535", 65_535), ("off", None), ("OFF", None), (" 80 ", 80)):
+        assert getattr(load(cwd, **{variable: text}), field) == port
+    for text in ("65536", "-1", "80a", "8_0", "８０", "80.0", "on", "true", "tcp://10.0.0.1:80", "9" * 5000):
+        error = refused(cwd, **{variable: text})
+        assert error.argument == variable
+        assert f"variable {variable}" in str(error)
+        assert repr(text) in str(error)
+
+
+BAD = {
+    "APP_HOST": ["a b", "http://x", "::1::", "a/b", "127.0.0.1:80"],
+    "APP_ENV": ["staging"],
+    "AUTH_MODE": ["basic", "off"],
+    "STORE_BACKEND": ["sqlite"],
+    "REDIS_URL": ["redis", "http://redis", "redis:6379", "redis://[oops"],
+    "DATABASE_URL": ["mysql://x", "postgres"],
+    "VISIBILITY_TIMEOUT_SEC": ["0", "-1", "1e3", "nan", "inf", "604801", "30s"],
+    "MAX_RETRIES": ["-1", "1.5", "1000001", """ 5 5 """],
+    "BACKOFF_STRATEGY": ["quadratic"],
+    "BACKOFF_BASE_MS": ["0.5", "86400001"],
+    "DLQ_SUFFIX": ["a b", "x" * 65, "\x00"],
+    "CORS_ORIGINS": ["example.org", "https://a.example/path", "https://user@a.example"],
+    "LOG_LEVEL": ["loud"],
+    "ROOKERY_KEY_CREATION": ["everyone"],
+    "ROOKERY_GUEST": ["on"],
+    "ROOKERY_RATE_LIMIT": ["-1", "off"],
+    "ROOKERY_SHARDS": ["0", "257"],
+    "ROOKERY_SYNC": ["sometimes"],
+    "ROOKERY_INSECURE": ["maybe", "2"],
+    "ROOKERY_CHANNELS_MAX": ["0", "65536"],
+    "ROOKERY_MEMORY_MAX_BYTES": ["0", "1.5GiB", "1 TiB", "-1", "99999999999GiB"],
+}
+
+
+@pytest.mark.parametrize(("variable", "text"), [(variable, text) for variable in BAD for text in BAD[variable]])
+def test_a_bad_value_names_its_variable_and_its_source(cwd: Path, variable: str, text: str):
+    error = refused(cwd, **{variable: text})
+    assert error.argument == variable
+    assert str(error).startswith(f"{variable} must be ")
+    assert str(error).endswith(f"(variable {variable})")
+
+
+def test_a_bad_value_names_whichever_source_it_came_from(cwd: Path):
+    assert "(flag --http-port)" in str(refused(cwd, {"http_port": "x"}))
+    (cwd / "rookery.toml").write_text("[http]\nport = 99999")
+    assert "not '99999' (rookery.toml http.port)" in str(refused(cwd))
+    (cwd / ".env").write_text("\nAPP_PORT=x")
+    assert "(.env line 2)" in str(refused(cwd))
+    (cwd / ".env").unlink()
+    for text in ("port = [1]", "port = ['80']", "port = {a = 1}", "port = 1979-05-27", "port = true"):
+        (cwd / "rookery.toml").write_text(f"[http]\n{text}")
+        error = refused(cwd)
+        assert error.argument == "APP_PORT"
+        assert "rookery.toml http.port" in str(error)
+    with pytest.raises(InvalidConfig, match="--http-port"):
+        load(cwd, {"http_port": object()})
+
+
+def test_hosts_sizes_and_words(cwd: Path):
+    assert load(cwd, APP_HOST="[::1]").host == "::1"
+    assert load(cwd, APP_HOST="broker-1.example").host == "broker-1.example"
+    for text, size in (("1", 1), ("64MiB", 64 << 20), ("64 mib", 64 << 20), ("5kB", 5_000), ("3GB", 3 * 10**9)):
+        assert load(cwd, ROOKERY_MEMORY_MAX_BYTES=text).memory_max_bytes == size
+    assert load(cwd, ROOKERY_DISK_FREE_MIN_BYTES="0").disk_free_min_bytes == 0
+    for text in ("1", "True", "yes", "ON"):
+        assert load(cwd, ROOKERY_INSECURE=text).insecure is True
+    for text in ("0", "false", "No", "off"):
+        assert load(cwd, ROOKERY_INSECURE=text).insecure is False
+    assert load(cwd, CORS_ORIGINS="*").cors_origins == ("*",)
+    assert load(cwd, LOG_LEVEL="CRITICAL").log_level == "critical"
+
+
+# What must hold between settings
+
+
+def test_a_mode_must_have_what_it_needs(cwd: Path):
+    cases = (
+        ({"AUTH_MODE": "bearer"}, "JWT_SECRET"),
+        ({"STORE_BACKEND": "redis"}, "REDIS_URL"),
+        ({"STORE_BACKEND": "postgres"}, "DATABASE_URL"),
+    )
+    for environ, missing in cases:
+        error = refused(cwd, **environ)
+        assert error.argument == missing
+        assert f"variable {next(iter(environ))}" in str(error)
+    assert load(cwd, STORE_BACKEND="postgres", DATABASE_URL="postgresql://db/x").store_backend == "postgres"
+    assert load(cwd, AUTH_MODE="bearer", JWT_SECRET="s" * 32).warnings == ()
+    (warning,) = load(cwd, AUTH_MODE="bearer", JWT_SECRET="change_me").warnings
+    assert "JWT_SECRET" in warning
+    assert "change_me" not in warning
+
+
+def test_no_authentication_on_an_open_address_must_be_said_twice(cwd: Path):
+    for host in ("0.0.0.0", "::", "192.168.1.5", "broker.example"):
+        assert refused(cwd, AUTH_MODE="none", APP_HOST=host).argument == "AUTH_MODE"
+        assert load(cwd, AUTH_MODE="none", APP_HOST=host, ROOKERY_INSECURE="1").auth_mode == "none"
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        assert load(cwd, AUTH_MODE="none", APP_HOST=host).auth_mode == "none"
+        assert is_loopback(host)
+
+
+# Misspelt names
+
+
+def test_an_unknown_toml_key_stops_the_start_with_advice(cwd: Path):
+    for text, key, advice in (
+        ("[http]\nprot = 1", "http.prot", "http.port"),
+        ("[htpp]\nport = 1", "htpp.port", "http.port"),
+        ("port = 1", "port", "http.port"),
+        ("[auth]\nmodus = 'none'", "auth.modus", "auth.mode"),
+    ):
+        (cwd / "rookery.toml").write_text(text)
+        error = refused(cwd)
+        assert error.argument == key
+        assert f"there is no setting {key}; did you mean {advice}?" in str(error)
+    (cwd / "rookery.toml").write_text("[zzz]\nqqq = 'a-secret'")
+    assert str(refused(cwd)) == "rookery.toml: there is no setting zzz.qqq"
+
+
+def test_an_unknown_flag_is_refused(cwd: Path):
+    error = refused(cwd, {"http_prot": 1})
+    assert "did you mean http_port?" in str(error)
+
+
+def test_a_misspelt_variable_is_pointed_out(cwd: Path):
+    for name, advice in (
+        ("ROOKERY_AMPQ_PORT", "ROOKERY_AMQP_PORT"),
+        ("ROOKERY_HTTP_PORT", "APP_PORT"),
+        ("ROOKERY_API_KEY", "API_KEY"),
+        ("ROOKERY_DATADIR", "ROOKERY_DATA_DIR"),
+    ):
+        (warning,) = load(cwd, **{name: "a-secret"}).warnings
+        assert warning == f"variable {name} is not a setting; did you mean {advice}?"
+    assert load(cwd, ROOKERY_ZZZZZZ="1").warnings == ("variable ROOKERY_ZZZZZZ is not a setting",)
+    (cwd / ".env").write_text("REDIS_URI=redis://:pw@r\nPOSTGRES_PASSWORD=x\nEDITOR=vi\n")
+    assert load(cwd, PATH="/bin").warnings == (".env line 1: REDIS_URI is not a setting; did you mean REDIS_URL?",)
+
+
+def test_what_kubernetes_adds_is_passed_over(cwd: Path):
+    links = {"ROOKERY_SERVICE_HOST": "10.0.0.1", "ROOKERY_SERVICE_PORT_HTTP": "80", "ROOKERY_PORT": "tcp://10.0.0.1:80"}
+    links |= {"ROOKERY_PORT_80_TCP_ADDR": "10.0.0.1", "ROOKERY_PORT_80_TCP_PROTO": "tcp"}
+    assert load(cwd, **links).warnings == ()
+    assert load(cwd, ROOKERY_PORT="80").warnings != ()
+
+
+# The .env format
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("A=b", "b"),
+        ("  A = b  ", "b"),
+        ("export A=b", "b"),
+        ("A=", ""),
+        ("A=   # nothing", ""),
+        ("A=b # comment", "b"),
+        ("A=b\t# comment", "b"),
+        ("A=b#c", "b#c"),
+        ("A=#c", "#c"),
+        ("A=b=c", "b=c"),
+        ("A=b c", "b c"),
+        ("A='b # c'", "b # c"),
+        ("A='b\\n'  # comment", "b\\n"),
+        ('A="b # c" # comment', "b # c"),
+        ('A="b\\n\\t\\"\\\\\\$\\q"', 'b\n\t"\\$\\q'),
+        ('A=""', ""),
+        ("A=it's", "it's"),
+        ("A=$HOME", "$HOME"),
+        ("A=ü", "ü"),
+        ("A=b\r", "b"),
+        ("A=1\nA=2", "2"),
+        ("\ufeffA=b", "b"),
+        ("# A=c\n\nA=b\n#A=d", "b"),
+    ],
+)
+def test_env_file_lines(line: str, value: str):
+    assert parse_env_file(line)["A"][0] == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sesame",
+        "=sesame",
+        "1A=sesame",
+        "A B=sesame",
+        "export",
+        "A='sesame",
+        'A="sesame',
+        'A="sesame\\"',
+        "A='a' sesame",
+        'A="a" sesame',
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_but_not_shown(cwd: Path, line: str):
+    (cwd / ".env").write_text(f"# first\n{line}\n")
+    error = refused(cwd)
+    assert str(error).startswith(".env line 2 ")
+    assert "sesame" not in str(error)
+
+
+@given(st.text(st.characters(exclude_characters="\n\r'", exclude_categories=["Cs"])))
+def test_single_quotes_keep_any_text(text: str):
+    assert parse_env_file(f"A='{text}'  # rest")["A"] == (text, 1)
+
+
+@given(st.text(max_size=60))
+def test_any_file_is_read_or_refused(text: str):
+    try:
+        found = parse_env_file(text)
+    except InvalidConfig:
+        return
+    assert all(1 <= line <= text.count("\n") + 1 for _, line in found.values())
+
+
+def test_files_that_cannot_be_read(cwd: Path):
+    (cwd / ".env").write_bytes(b"A=\xff")
+    assert str(refused(cwd)) == ".env cannot be read: it is not UTF-8"
+    (cwd / ".env").unlink()
+    (cwd / "rookery.toml").write_text("[http\nport = 1")
+    error = refused(cwd)
+    assert "rookery.toml is not valid TOML" in str(error)
+    assert "line 1" in str(error)
+
+
+# What is shown
+
+
+def test_no_secret_is_shown(cwd: Path):
+    secrets = {
+        "API_KEY": "https://user:sesame@example",
+        "JWT_SECRET": "sesame" * 6,
+        "REDIS_URL": "rediss://me:sesame/@#:x@redis:6379/0?password=sesame&db=1",
+        "DATABASE_URL": "postgresql://me:sesame@db/rookery?sslmode=require&sslpassword=sesame",
+    }
+    settings = load(cwd, **secrets)
+    shown = {row.name: row.value for row in settings.describe()}
+    assert "sesame" not in repr(settings) + str(settings) + str(shown) + str(settings.sources)
+    assert (shown["API_KEY"], shown["JWT_SECRET"]) == (MASK, MASK)
+    assert shown["REDIS_URL"] == f"rediss://{MASK}@redis:6379/0?password={MASK}&db=1"
+    assert shown["DATABASE_URL"] == f"postgresql://{MASK}@db/rookery?sslmode=require&sslpassword={MASK}"
+    assert settings.api_key == secrets["API_KEY"]
+    for variable in ("REDIS_URL", "DATABASE_URL"):
+        assert "sesame" not in str(refused(cwd, **{variable: "http://:sesame@host"}))
+
+
+def test_describe_tells_the_value_and_the_source_of_each(cwd: Path):
+    (cwd / "rookery.toml").write_text("[line]\nport = 'off'")
+    settings = load(cwd, {"insecure": True}, CORS_ORIGINS="https://a.example,https://b.example")
+    rows = {row.name: row for row in settings.describe()}
+    assert len(rows) == len(SETTINGS)
+    assert rows["ROOKERY_LINE_PORT"][1:5] == ("off", "rookery.toml line.port", "--line-port", "line.port")
+    assert rows["ROOKERY_INSECURE"][1:3] == ("true", "flag --insecure")
+    assert rows["CORS_ORIGINS"].value == "https://a.example,https://b.example"
+    assert rows["VISIBILITY_TIMEOUT_SEC"][1:3] == ("30", "default")
+    assert rows["API_KEY"][1:3] == ("", "default")
+    assert rows["ROOKERY_CONFIG"].source == "working directory"
+    assert all(row.help for row in rows.values())
+
+
+def test_what_describe_shows_can_be_given_again(cwd: Path):
+    settings = load(cwd, ROOKERY_CLAIM_WAIT_SEC="604799.000001", ROOKERY_MQTT_PORT="off", ROOKERY_INSECURE="yes")
+    again = {row.name: row.value for row in settings.describe() if row.value}
+    assert load(cwd, **again) == settings
+
+
+def test_the_table_names_each_thing_once():
+    for names in zip(*((s.field, s.variable, s.key, s.flag) for s in SETTINGS), strict=True):
+        assert len(set(names)) == len(names)
+    for setting in SETTINGS:
+        if setting.default is not None:
+            assert setting.kind.read(setting.show(setting.default)) == setting.default
+
+
+def test_settings_cannot_be_changed(cwd: Path):
+    with pytest.raises(FrozenInstanceError):
+        load(cwd).http_port = 1  # type: ignore[misc]

@@ -1,0 +1,189 @@
+"""The package as it is built and installed: the list of hot modules, the layers, the metadata, the fallbacks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import rookery
+from rookery import _compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def modules() -> set[str]:
+    """Every module of the source tree, packages by their own name."""
+    found = set()
+    for path in (SOURCE / "rookery").rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return found
+
+
+def layer_modules() -> set[str]:
+    contract = next(c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers")
+    return {f"rookery.{name}" for layer in contract["layers"] for name in re.findall(r"[\w.]+", layer)}
+
+
+def test_hot_modules_are_files_of_the_source_tree() -> None:
+    assert set(_compiled.HOT_MODULES) <= modules()
+    assert len(set(_compiled.HOT_MODULES)) == len(_compiled.HOT_MODULES)
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    layers = layer_modules()
+    homeless = {
+        module
+        for module in modules() - {"rookery", "rookery.store"}
+        if not any(module == layer or module.startswith(f"{layer}.") for layer in layers)
+    }
+    assert not homeless, "name them in [tool.importlinter] of pyproject.toml"
+
+
+def test_the_version_is_said_once() -> None:
+    assert rookery.__version__ == PYPROJECT["project"]["version"]
+
+
+def test_the_installed_metadata_agrees() -> None:
+    try:
+        installed = importlib.metadata.distribution("rookery")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed: this is the bare source tree")
+    assert installed.version == rookery.__version__
+    points = {(point.group, point.name): point.value for point in installed.entry_points}
+    assert points == {("console_scripts", "rookery"): "rookery.cli:main", ("pytest11", "rookery"): "rookery.testing"}
+
+
+def test_the_changelog_has_a_place_for_the_next_change() -> None:
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_types_are_shipped() -> None:
+    assert (Path(rookery.__file__).parent / "py.typed").exists()
+
+
+def test_report_names_each_hot_module_as_it_is_loaded() -> None:
+    import rookery.model
+
+    from_library = rookery.model.__file__.endswith(tuple(EXTENSION_SUFFIXES))
+    assert _compiled.report() == dict.fromkeys(_compiled.HOT_MODULES, from_library)
+    assert _compiled.compiled is from_library
+
+
+def test_mypy_and_librt_are_the_same_for_build_run_and_development(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
+    import rookery_build
+
+    monkeypatch.delenv("ROOKERY_PURE", raising=False)
+    monkeypatch.setenv("ROOKERY_REQUIRE_COMPILED", "1")
+    mypy, librt = rookery_build.compiler_requires()
+    assert mypy in PYPROJECT["project"]["optional-dependencies"]["dev"]
+    assert any(dependency.startswith(librt) for dependency in PYPROJECT["project"]["dependencies"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"ROOKERY_PURE": "1"}, {"CC": "no-such-compiler"}],
+    ids=["asked for pure", "no compiler"],
+)
+def test_mypy_is_not_asked_for_where_it_would_not_serve(
+    setting: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
+    import rookery_build
+
+    for name in ("ROOKERY_PURE", "ROOKERY_REQUIRE_COMPILED"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    assert rookery_build.compiler_requires() == []
+
+
+def build_wheel(tmp_path: Path, **setting: str) -> Path:
+    """A wheel of a copy of the tree, built with the tools at hand and no network."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("src", "build_backend"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tree)
+    kept = {k: v for k, v in os.environ.items() if k not in ("ROOKERY_PURE", "ROOKERY_REQUIRE_COMPILED", "PYTHONPATH")}
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+        "-w",
+        "out",
+        ".",
+    ]
+    subprocess.run(command, cwd=tree, env=kept | setting, check=True, capture_output=True, text=True)
+    (wheel,) = (tree / "out").glob("*.whl")
+    return wheel
+
+
+def runs_compiled(wheel: Path, tmp_path: Path) -> bool:
+    """Install `wheel` beside everything else and ask it."""
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    program = "import rookery.model, rookery._compiled as c; print(c.__file__, rookery.model.__file__, c.compiled)"
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    file, model, compiled = result.stdout.split()
+    assert file.startswith(str(target))
+    assert model.endswith(".py") is (compiled == "False")
+    return compiled == "True"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "setting",
+    [{"ROOKERY_PURE": "1"}, {"CC": "/bin/false"}],
+    ids=["asked for pure", "broken compiler"],
+)
+@pytest.mark.skipif(os.name == "nt", reason="a compiler is named by CC on POSIX only")
+def test_without_a_compiler_the_install_succeeds_and_runs_the_plain_files(
+    setting: dict[str, str], tmp_path: Path
+) -> None:
+    wheel = build_wheel(tmp_path, **setting)
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(tuple(EXTENSION_SUFFIXES))]
+    assert not runs_compiled(wheel, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.name == "nt", reason="a compiler is named by CC on POSIX only")
+def test_a_required_compilation_that_fails_fails_the_install(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        build_wheel(tmp_path, CC="/bin/false", ROOKERY_REQUIRE_COMPILED="1")
+    assert "ROOKERY_REQUIRE_COMPILED=1, but the C compiler failed" in failure.value.stderr + failure.value.stdout
+
+
+@pytest.mark.long
+def test_with_a_compiler_every_hot_module_and_the_library_they_share_are_installed(tmp_path: Path) -> None:
+    if shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is None:
+        pytest.skip("no C compiler")
+    wheel = build_wheel(tmp_path, ROOKERY_REQUIRE_COMPILED="1")
+    suffix = EXTENSION_SUFFIXES[0]
+    libraries = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(suffix)}
+    hot = {module.replace(".", "/") + suffix for module in _compiled.HOT_MODULES}
+    assert libraries == hot | {f"rookery__mypyc{suffix}"}
+    assert runs_compiled(wheel, tmp_path)
