@@ -27,7 +27,7 @@ StoreBackend = Literal["memory", "journal", "redis", "postgres"]
 BackoffStrategy = Literal["fixed", "linear", "exponential"]
 KeyCreation = Literal["local", "open", "admin", "closed"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-SyncMode = Literal["always", "never"]
+SyncMode = Literal["always", "interval", "os"]
 
 CONFIG_FILE: Final = "rookery.toml"
 ENV_FILE: Final = ".env"
@@ -229,7 +229,7 @@ class Settings:
         int, _whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")
     ] = 1
     sync: Annotated[
-        SyncMode, At("ROOKERY_SYNC", "store.sync", "confirm after the disk has it, or (never) after the write")
+        SyncMode, At("ROOKERY_SYNC", "store.sync", "when writes are synced: before a confirm, every second, or when the system likes")
     ] = "always"
 
     visibility_timeout_sec: Annotated[

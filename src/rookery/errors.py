@@ -381,3 +381,56 @@ class Unauthenticated(RookeryError):
     http = 401
     amqp = 403
     mqtt = 0x86
+
+
+# Storage
+
+
+class StoreError(RookeryError):
+    """The medium under the journal refused or failed."""
+
+    code = "store_error"
+    http = 503
+    amqp = 541
+
+
+class StoreLocked(StoreError):
+    """Another process owns this data directory; the message names it."""
+
+    code = "store_locked"
+
+
+class StoreFailed(StoreError):
+    """A write or a sync failed: nothing more is confirmed until the broker is started again."""
+
+    code = "store_failed"
+
+
+class StoreFull(StoreError):
+    """There is no space left for the journal; try again when there is room."""
+
+    code = "store_full"
+    mqtt = 0x97
+
+
+class StoreUnavailable(StoreError):
+    """The medium gave no answer, so whether it took the batch is not known; repeat the same append to find out."""
+
+    code = "store_unavailable"
+
+
+class StoreDamaged(StoreError):
+    """What is stored cannot be what was written; `file` and `offset` say where."""
+
+    code = "store_damaged"
+
+    def __init__(self, message: str = "", *, file: str = "", offset: int = 0, argument: str | None = None) -> None:
+        super().__init__(message, argument=argument)
+        self.file = file
+        self.offset = offset
+
+
+class Fenced(StoreError):
+    """The epoch is no longer current: another owner has acquired the shard."""
+
+    code = "fenced"

@@ -13,19 +13,34 @@ from typing import Final, final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
+from rookery.errors import InvalidArgument
+
 NEVER: Final[i64] = 1 << 62
 """A time that does not come; also "no limit" where a number is compared."""
 
 PRIORITY_MIN: Final = -(1 << 63)
 PRIORITY_MAX: Final = (1 << 63) - 1
 
-# Message.flags
+# Message.flags: the low byte are flags, above it stands the journal segment that holds the message (0: none)
 PERSISTENT: Final[i32] = 1
 DEAD: Final[i32] = 2
 """The message was dead-lettered: its route carries the history."""
 
 MESSAGE_OVERHEAD_BYTES: Final[i64] = 200
 """What memory accounting adds to body and properties."""
+
+
+_LATEST_MS: Final = 1 << 62
+
+
+def check_numbers(priority: int, expires_ms: int, due_ms: int) -> None:
+    """Refuse numbers that do not fit: uncompiled, nothing else would."""
+    if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        raise InvalidArgument("priority must be a signed 64-bit number", argument="priority")
+    if not 0 <= expires_ms <= _LATEST_MS:
+        raise InvalidArgument("expires_ms is no time", argument="expires_ms")
+    if not 0 <= due_ms <= _LATEST_MS:
+        raise InvalidArgument("due_ms is no time", argument="due_ms")
 
 
 @final
@@ -86,7 +101,9 @@ class Route:
     def __init__(self, exchange: str, key: str) -> None:
         self.exchange = exchange
         self.key = key
+        # how protocol and journal write it, kept when first needed
         self.wire: bytes = b""
+        self.record: bytes = b""
         self.deaths: list[Death] = []
         self.origin_id: i64 = 0
 
@@ -109,6 +126,14 @@ class Message:
         self.refs: i32 = 0
 
     @property
+    def segment(self) -> i64:
+        """The journal segment that holds it, 0 while it is not written."""
+        return i64(self.flags >> 8)
+
+    def set_segment(self, segment: i64) -> None:
+        self.flags = (self.flags & 255) | (i32(segment) << 8)
+
+    @property
     def public_id(self) -> i64:
         """The number its text id is made of: a dead letter, also a redriven one, keeps that of the message it was."""
         origin = self.route.origin_id
@@ -126,6 +151,11 @@ class MessageIds:
     """
 
     def __init__(self, secret: bytes) -> None:
+        self.renew(secret)
+
+    def renew(self, secret: bytes) -> None:
+        """Take another secret: the ids of a broker are those of its journal."""
+        self.secret = secret
         digest = hashlib.blake2b(secret, digest_size=32, person=b"rookery-ids").digest()
         self._keys = [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
 

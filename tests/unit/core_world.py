@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rookery.clock import ManualClock
-from rookery.core.consumers import KEY_HASH, Mailbox
+from rookery.core.consumers import KEY_HASH, Mailbox, Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
@@ -17,9 +17,12 @@ from rookery.properties import EMPTY, Properties, encode
 
 LEASE_MS = 30_000
 
+BROKEN_HEADERS = b"\x20\x00" + b"\x00\x00\x00\x03" + b"\x01a?"
+"""A property list whose headers are framed well and cannot be read: no field has the type `?`."""
+
 
 class World:
-    """One shard, one tenant `acme`, one clock. Every queue that `queue` made is checked at the end, deleted ones too."""
+    """One shard, one tenant `acme`, one clock. Every queue that `queue` made is checked at the end, deleted or not."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -140,6 +143,29 @@ class World:
         _check_memory(self.tenant)
 
 
+class Recorder(Subscription):
+    """What a protocol's own subscription is told."""
+
+    def __init__(
+        self, queue: Queue, limit: int = 0, lease_ms: int = 0, no_ack: bool = False, tracked: bool = False
+    ) -> None:
+        super().__init__(queue, limit, lease_ms, no_ack, 0, tracked)
+        self.entries: list[Entry] = []
+        self.leases: list[Lease | None] = []
+        self.ran_out: list[Lease] = []
+        self.reasons: list[str] = []
+
+    def deliver(self, entry: Entry, lease: Lease | None) -> None:
+        self.entries.append(entry)
+        self.leases.append(lease)
+
+    def lapsed(self, lease: Lease) -> None:
+        self.ran_out.append(lease)
+
+    def cancelled(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
 def a_world() -> Iterator[World]:
     """The fixture of the core's tests: `world = pytest.fixture(a_world, name="world")`."""
     world = World()
@@ -158,7 +184,7 @@ def waiting(queue: Queue) -> list[bytes]:
 
 def check_conservation(queue: Queue) -> None:
     """Each message that entered is here or left by exactly one way."""
-    entered = queue.published + queue.dead_lettered_in + queue.moved_in
+    entered = queue.published + queue.dead_lettered_in + queue.moved_in + queue.restored
     here = queue.ready + queue.delayed + queue.leased
     left = queue.acked + queue.expired + queue.dead_lettered + queue.dropped + queue.purged + queue.moved_out
     assert entered == here + left, f"{queue.name}: {entered} entered, {here} are here, {left} left"

@@ -139,7 +139,7 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
         "key_creation": "closed",
         "guest": "off",
     }
-    others |= {"insecure": "true", "store_backend": "memory", "sync": "never", "backoff_strategy": "fixed"}
+    others |= {"insecure": "true", "store_backend": "memory", "sync": "interval", "backoff_strategy": "fixed"}
     for setting in SETTINGS:
         if setting.field == "config":
             continue

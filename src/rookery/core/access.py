@@ -101,6 +101,8 @@ class Access:
         if guest not in ("loopback", "any", "off"):
             raise InvalidArgument("guest must be loopback, any or off", argument="guest")
         self.generation = 0
+        # told of each change as (operation, details in plain values), for whoever writes it down
+        self.on_change: Callable[[str, dict[str, object]], None] | None = None
         self._random_bytes = random_bytes
         self._guest: GuestMode = guest
         self._keys: dict[str, ApiKey] = {}
@@ -147,6 +149,24 @@ class Access:
             self.generation += 1
         self._keys[record.kid] = record
         self._tenant_keys.setdefault(record.tenant, {})[record.kid] = record
+        self._changed("key", {"key": msgspec.to_builtins(record)})
+
+    def put(self, operation: str, details: Mapping[str, Any]) -> None:
+        """Make a change again that `on_change` told of."""
+        if operation == "key":
+            self.put_key(msgspec.convert(details["key"], ApiKey))
+        elif operation == "user":
+            self.put_user(msgspec.convert(details["user"], User))
+        elif operation == "drop-key":
+            if details["kid"] in self._keys:
+                self.revoke_key(details["kid"])
+        elif operation == "drop-user":
+            if details["name"] in self._users:
+                self.delete_user(details["name"])
+        elif operation == "drop-access":
+            self.drop_tenant(details["of"])
+        else:
+            self.load(details["access"])
 
     def revoke_key(self, kid: str, *, tenant: str | None = None) -> ApiKey:
         """Remove a key for good; with `tenant`, only if it is that tenant's. Its next use fails."""
@@ -155,6 +175,7 @@ class Access:
             raise NotFound(f"no such key: {kid}", argument="kid")
         self._remove_key(record)
         self.generation += 1
+        self._changed("drop-key", {"kid": kid})
         return record
 
     def keys(self, tenant: str) -> tuple[ApiKey, ...]:
@@ -219,6 +240,7 @@ class Access:
         if old != user:
             self._verified.clear()
             self.generation += 1
+            self._changed("user", {"user": msgspec.to_builtins(user)})
 
     def delete_user(self, name: str) -> User:
         user = self._users.pop(name, None)
@@ -226,6 +248,7 @@ class Access:
             raise NotFound(f"no such user: {name}", argument="name")
         self._verified.clear()
         self.generation += 1
+        self._changed("drop-user", {"name": name})
         return user
 
     def users(self) -> tuple[User, ...]:
@@ -311,6 +334,7 @@ class Access:
             self._users[user.name] = User(user.name, user.password, rest, user.admin)
         if keys or members:
             self.generation += 1
+            self._changed("drop-access", {"of": tenant})
 
     def export(self) -> dict[str, Any]:
         """All keys and users as plain JSON values, with digests only. `load` takes it back."""
@@ -340,8 +364,13 @@ class Access:
         self._users = {user.name: user for user in state.users}
         self._verified.clear()
         self.generation += 1
+        self._changed("access", {"access": self.export()})
 
     # Within
+
+    def _changed(self, operation: str, details: dict[str, object]) -> None:
+        if self.on_change is not None:
+            self.on_change(operation, details)
 
     def _draw(self, count: int) -> bytes:
         drawn = self._random_bytes(count)

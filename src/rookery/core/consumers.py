@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from rookery.core.index import Heap
 from rookery.model import NEVER
@@ -34,8 +34,18 @@ class Credit:
     def __init__(self, limit: i64) -> None:
         self.limit: i64 = limit
         self.inflight: i64 = 0
+        self.members: list[Subscription] = []
+
+    def free(self) -> None:
+        """One delivery was settled: if that ends a shortage, every queue of the group may deliver again."""
+        self.inflight -= 1
+        if self.inflight == self.limit - 1:
+            for member in self.members:
+                if member.queue.ready:
+                    member.queue.mark_dirty()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Subscription:
     """A standing demand. `limit` is its credit: how many unsettled deliveries it holds at most."""
 
@@ -131,9 +141,13 @@ class Roster:
         self.distribution: i64 = ROUND_ROBIN
         self.single_active = False
         self._next: i64 = 0
+        self._added: i64 = 0
         self._uniform = True
 
     def add(self, subscription: Subscription) -> None:
+        self._added += 1
+        if not subscription.name:
+            subscription.name = f"#{self._added}"
         at = len(self.all)
         if self.single_active:
             # the active one (first) keeps its place whatever comes later

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i32, i64
 
 from rookery import properties
-from rookery.errors import InvalidArgument
+from rookery.errors import InvalidArgument, RookeryError
 from rookery.model import DEAD, Death, Message, Route
 
 if TYPE_CHECKING:
@@ -39,12 +39,19 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
             tenant.dead_letters_lost += 1
             return False
         key = message.route.key if settings.dead_letter_key is None else settings.dead_letter_key
-        targets = list(tenant.queues_for(tenant.way(exchange, key), message.props))
+        try:
+            targets = list(tenant.queues_for(tenant.way(exchange, key), message.props))
+        except InvalidArgument:
+            targets = []
         name = exchange.name
     elif settings.dead_letter_queue is not None:
         name = ""
         key = settings.dead_letter_queue
-        targets = [tenant.declare_queue(key, {}, "dead-letter")[0]]
+        try:
+            targets = [tenant.declare_queue(key, {}, "dead-letter")[0]]
+        except RookeryError:
+            tenant.dead_letters_lost += 1
+            return False
     else:
         return False
     letter = _letter(tenant, queue, message, attempts, reason, detail, name, key)
@@ -68,7 +75,7 @@ def _letter(
     props = message.props
     if message.expires_ms:
         props = properties.without_expiration(props)
-    flags: i32 = message.flags | DEAD
+    flags: i32 = (message.flags & 255) | DEAD
     return Message(route, props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
 
 
@@ -108,7 +115,7 @@ def bury_new(tenant: Tenant, targets: list[Queue], origin: str, message: Message
     now = tenant.shard.wall_ms
     came = message.route
     route.deaths = [Death(origin, "rejected", detail, came.exchange, came.key, 0, now, now, 1, 0)]
-    letter = Message(route, message.props, message.body, message.id, message.priority, 0, message.flags | DEAD)
+    letter = Message(route, message.props, message.body, message.id, message.priority, 0, (message.flags & 255) | DEAD)
     for target in targets:
         target.accept(letter, False)
 
@@ -117,7 +124,7 @@ def revive_to_topic(tenant: Tenant, message: Message, exchange: str) -> int:
     """Publish a dead letter again as it was published first; how many queues it reached."""
     first = message.route.deaths[-1]
     way = tenant.way(tenant.exchange(exchange), first.key)
-    flags: i32 = message.flags & ~DEAD
+    flags: i32 = message.flags & 255 & ~DEAD
     again = Message(way.route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
     return tenant.shard.post(tenant, way, again, 0)
 
@@ -145,7 +152,7 @@ def redrive(
             break
         message = entry.message
         deaths = message.route.deaths
-        if not deaths or (chosen is not None and not chosen(entry)):
+        if not message.flags & DEAD or (chosen is not None and not chosen(entry)):
             continue
         origin = tenant.queues.get(deaths[0].queue if target is None else target)
         if origin is None or origin is queue or not origin.has_room_for(1, len(message.body)):
@@ -162,7 +169,7 @@ def _revive(tenant: Tenant, queue: Queue, entry: Entry, origin: Queue) -> None:
     route = Route(death.exchange, death.key)
     route.origin_id = message.public_id
     route.deaths = list(message.route.deaths)
-    flags: i32 = message.flags & ~DEAD
+    flags: i32 = message.flags & 255 & ~DEAD
     revived = Message(route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
     queue.remove(entry)
     queue.moved_out += 1
@@ -186,8 +193,18 @@ def move(
         message = entry.message
         if not target.has_room_for(1, len(message.body)):
             break
+        # a message is written once, so what moves is a new one
+        moving = Message(
+            message.route,
+            message.props,
+            message.body,
+            message.id,
+            message.priority,
+            message.expires_ms,
+            message.flags & 255,
+        )
         queue.remove(entry)
         queue.moved_out += 1
-        target.accept(message, True)
+        target.accept(moving, True)
         moved += 1
     return moved

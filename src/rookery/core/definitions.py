@@ -127,7 +127,7 @@ def _describe(tenant: Tenant, exclusive: bool) -> dict[str, Any]:
         "face_defaults": {face: dict(tenant.face_defaults[face]) for face in sorted(tenant.face_defaults)},
         "policies": [policy.as_dict() for policy in tenant.policies.values()],
         "exchanges": [
-            {**exchange.as_dict(), "arguments": _plain_table(exchange.arguments)}
+            {**exchange.as_dict(), "arguments": plain_table(exchange.arguments)}
             for exchange in exchanges
             if exchange.name and exchange.name not in STANDARD_EXCHANGES
         ],
@@ -152,7 +152,7 @@ def _bindings(exchange: Exchange, exclusive: bool) -> list[dict[str, Any]]:
                 "target": target.name,
                 "target_kind": "queue" if isinstance(target, Queue) else "exchange",
                 "key": key,
-                "arguments": _plain_table(arguments or {}),
+                "arguments": plain_table(arguments or {}),
             }
         )
     return rows
@@ -180,6 +180,7 @@ def _apply(shard: Shard, wanted: _Tenant) -> None:
     if tenant is None:
         tenant = shard.create_tenant(wanted.name)
     if wanted.limits:
+        # through set_limits, so that whoever makes these changes again in the same order meets no limit either
         tenant.set_limits(wanted.limits)
         counted = {limit: tenant.limits.as_dict()[limit] for limit in _COUNTED}
         tenant.set_limits(dict.fromkeys(_COUNTED, 0))
@@ -210,13 +211,13 @@ def _declare(tenant: Tenant, wanted: _Tenant) -> None:
             exchange.auto_delete,
             exchange.internal,
             exchange.alternate or "",
-            _table(exchange.arguments),
+            table_of(exchange.arguments),
         )
     for queue in wanted.queues:
         tenant.declare_queue(queue.name, queue.settings, queue.face, exact=True)
     for binding in wanted.bindings:
         target = tenant.queue if binding.target_kind == "queue" else tenant.exchange
-        tenant.bind(binding.source, target(binding.target), binding.key, _table(binding.arguments))
+        tenant.bind(binding.source, target(binding.target), binding.key, table_of(binding.arguments))
 
 
 def _refuse_repeats(part: str, names: Iterable[str]) -> None:
@@ -230,7 +231,7 @@ def _refuse_repeats(part: str, names: Iterable[str]) -> None:
 # Values
 
 
-def _plain_table(table: Mapping[str, object]) -> dict[str, Any]:
+def plain_table(table: Mapping[str, object]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in table.items()}
 
 
@@ -251,12 +252,12 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        table = _plain_table(value)
+        table = plain_table(value)
         return {"$table": table} if _is_tagged(table) else table
     raise InvalidType(f"an argument of type {type(value).__name__} cannot be written down", argument="arguments")
 
 
-def _table(table: Mapping[str, Any]) -> dict[str, object]:
+def table_of(table: Mapping[str, Any]) -> dict[str, object]:
     return {name: _value(value) for name, value in table.items()}
 
 
@@ -267,7 +268,7 @@ def _value(value: Any) -> object:
     if not isinstance(value, dict):
         return value
     if not _is_tagged(value):
-        return _table(value)
+        return table_of(value)
     ((tag, inside),) = value.items()
     try:
         return _tagged(tag, inside)
@@ -277,7 +278,7 @@ def _value(value: Any) -> object:
 
 def _tagged(tag: str, inside: Any) -> object:
     if tag == "$table" and isinstance(inside, dict):
-        return _table(inside)
+        return table_of(inside)
     if tag == "$timestamp" and isinstance(inside, int):
         return Timestamp(inside)
     if tag == "$bytes":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast, final
 from mypy_extensions import i32, i64, mypyc_attr, u8
 
 from rookery.core.index import Heap
+from rookery.core.paging import Paged
 from rookery.model import Message
 
 if TYPE_CHECKING:
@@ -45,23 +46,33 @@ class Entry:
 class Lease:
     """The right to settle one delivery, until it is used or lapses; `live` turns false for good then."""
 
-    def __init__(self, entry: Entry, queue: Queue, holder: Subscription | None, now_ms: i64, due_ms: i64) -> None:
+    def __init__(
+        self, entry: Entry, queue: Queue, holder: Subscription | None, now_ms: i64, due_ms: i64, grant: i64
+    ) -> None:
         self.entry = entry
         self.queue = queue
         self.holder = holder
         self.attempt: i64 = i64(entry.attempts)
         self.delivered_ms: i64 = now_ms
         self.due_ms: i64 = due_ms
+        self.grant: i64 = grant
         self.live = True
 
     def token(self) -> str:
-        """Queue, sequence, owner epoch and attempt: a handle that never repeats, also not across restarts."""
-        return f"{self.queue.name}/{self.entry.seq}/{self.queue.shard.epoch}/{self.attempt}"
+        """Queue, sequence, owner epoch and number of the delivery: a handle that never repeats, not even across
+        restarts.
+
+        The attempt would not do: a release takes it back.
+        """
+        return f"{self.queue.name}/{self.entry.seq}/{self.queue.shard.epoch}/{self.grant}"
 
 
 @final
 class Level:
-    """The line of ready entries of one priority: a list in order of sequence, and a heap for those that came back."""
+    """The line of ready entries of one priority: a list in order of sequence, and a heap for those that came back.
+
+    While part of the line is paged out, it is in three pieces: `line` (first), `paged`, and `fresh`, which came since.
+    """
 
     def __init__(self, priority: i64) -> None:
         self.priority: i64 = priority
@@ -70,11 +81,17 @@ class Level:
         self.returned = Heap()
         self.last_seq: i64 = 0
         self.gone: i64 = 0
+        self.paged: Paged | None = None
+        self.fresh: list[Entry] = []
+        self.fresh_head: i64 = 0
 
     def add(self, entry: Entry) -> None:
         if entry.seq > self.last_seq:
             self.last_seq = entry.seq
-            self.line.append(entry)
+            if self.paged is None:
+                self.line.append(entry)
+            else:
+                self.fresh.append(entry)
         else:
             self.returned.push(entry.seq, entry)
 
@@ -101,9 +118,71 @@ class Level:
                 return entry
             self.gone -= 1
 
+    def must_load(self) -> bool:
+        """Whether the next entry of the line is among the paged ones."""
+        paged = self.paged
+        if paged is None or self.head < len(self.line):
+            return False
+        if not paged.count:
+            # nothing is paged any more: what came since is the line again
+            self.line = list(self.fresh[self.fresh_head :])
+            self.head = 0
+            self.fresh = []
+            self.fresh_head = 0
+            self.paged = None
+            return False
+        return not len(self.returned) or self.returned.first_key() > paged.first_seq()
+
+    def split_at(self, entry: Entry) -> bool:
+        """Start to page from this entry on: it and all after it become `fresh`. False when it is not in the line."""
+        at = self.head
+        high: i64 = len(self.line)
+        while at < high:
+            middle = (at + high) >> 1
+            there = self.line[middle]
+            assert there is not None
+            if there.seq < entry.seq:
+                at = middle + 1
+            else:
+                high = middle
+        if at >= len(self.line) or self.line[at] is not entry:
+            return False
+        self.fresh = [e for e in self.line[at:] if e is not None]
+        self.fresh_head = 0
+        del self.line[at:]
+        self.paged = Paged()
+        return True
+
+    def find(self, seq: i64) -> Entry | None:
+        """The entry of that sequence, if it is in memory (not among those that came back)."""
+        found = self._find(self.line, self.head, seq)
+        if found is None and self.paged is not None:
+            i: i64 = self.fresh_head
+            while i < len(self.fresh):
+                if self.fresh[i].seq == seq:
+                    return self.fresh[i]
+                i += 1
+        return found
+
+    def _find(self, line: list[Entry | None], low: i64, seq: i64) -> Entry | None:
+        high: i64 = len(line)
+        while low < high:
+            middle = (low + high) >> 1
+            entry = line[middle]
+            assert entry is not None
+            if entry.seq == seq:
+                return entry
+            if entry.seq < seq:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
     def entries(self) -> list[Entry]:
         """The READY entries in order."""
         found = [e for e in self.line[self.head :] if e is not None and e.state == READY]
+        if self.paged is not None:
+            found.extend(e for e in self.fresh[self.fresh_head :] if e.state == READY)
         if len(self.returned):
             for item in self.returned.items():
                 entry = cast(Entry, item)
@@ -115,7 +194,7 @@ class Level:
     def forget_one(self) -> None:
         """An entry of this line went out of turn; its slot is reclaimed when half of the line is such."""
         self.gone += 1
-        if self.gone > 64 and self.gone * 2 > len(self.line) - self.head + len(self.returned):
+        if self.paged is None and self.gone > 64 and self.gone * 2 > len(self.line) - self.head + len(self.returned):
             live = self.entries()
             self.line = list(live)
             self.head = 0

@@ -47,8 +47,8 @@ class Histogram:
         for bucket in range(BUCKETS):
             seen += self._counts[bucket]
             if seen >= need and seen:
-                return float((1 << bucket) - 1) if bucket else 0.0
-        return float(1 << BUCKETS)
+                return float((1 << int(bucket)) - 1) if bucket else 0.0
+        return float(1 << int(BUCKETS))
 
     def as_dict(self) -> dict[str, object]:
         mean = int(self.total_ms) / int(self.count) if self.count else 0.0
@@ -67,5 +67,5 @@ class Histogram:
         for bucket in range(BUCKETS):
             n = self._counts[bucket]
             if n:
-                rows.append(((1 << bucket) - 1, int(n)))
+                rows.append(((1 << int(bucket)) - 1, int(n)))
         return rows

@@ -159,8 +159,8 @@ def _check(name: str, value: object, rule: _Rule) -> None:
     if isinstance(value, str):
         if choices is not None and value not in choices:
             raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, not {value!r}", argument=name)
-        if high is not None and len(value.encode()) > high:
-            raise InvalidArgument(f"{name} is longer than {int(high)} bytes", argument=name)
+        if high is not None:
+            _check_text(name, value, int(high))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if low is not None and not value >= low:
             raise InvalidArgument(f"{name} must be at least {low:g}, not {value}", argument=name)
@@ -168,10 +168,30 @@ def _check(name: str, value: object, rule: _Rule) -> None:
             raise InvalidArgument(f"{name} must be at most {high:g}, not {value}", argument=name)
 
 
+def _check_text(name: str, value: str, longest: int) -> None:
+    try:
+        size = len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} is not text that can be written as UTF-8", argument=name) from None
+    if size > longest:
+        raise InvalidArgument(f"{name} is longer than {longest} bytes", argument=name)
+    if name == "dead_letter_queue" and (not value.strip() or any(c < " " or c == "\x7f" for c in value)):
+        raise InvalidArgument(f"{name} is not a name for a queue", argument=name)
+
+
 class Policy:
     """Settings for every queue whose name the pattern matches; of several, the one with the highest priority counts."""
 
     def __init__(self, name: str, pattern: str, settings: Mapping[str, object], priority: int = 0) -> None:
+        for argument, value, wanted in (
+            ("policy", name, str),
+            ("pattern", pattern, str),
+            ("priority", priority, int),
+        ):
+            if type(value) is not wanted:
+                raise InvalidType(
+                    f"{argument} must be {wanted.__name__}, not {type(value).__name__}", argument=argument
+                )
         try:
             self._regex = re.compile(pattern)
         except re.error as error:

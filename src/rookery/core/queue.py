@@ -18,14 +18,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast, final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from rookery import properties
 from rookery.core.consumers import KEY_HASH, Roster, Subscription
 from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, Level, by_seq
 from rookery.core.index import Heap
 from rookery.core.meters import Histogram
-from rookery.model import DEAD, NEVER, Message
+from rookery.core.paging import Paged
+from rookery.errors import InvalidArgument
+from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, Message
 
 if TYPE_CHECKING:
     from rookery.core.policy import QueueSettings
@@ -53,10 +55,17 @@ REFUSED: Final[i64] = -1
 
 GROUP_HEADER: Final = "x-group-id"
 
+# How much of what is paged out is read back at once
+LOAD_BYTES: Final[i64] = 256 * 1024
+LOAD_ENTRIES: Final[i64] = 512
+
 
 def group_of(message: Message) -> str:
     """The message's group (header `x-group-id`), empty when it has none."""
-    value = properties.header(message.props, GROUP_HEADER)
+    try:
+        value = properties.header(message.props, GROUP_HEADER)
+    except InvalidArgument:
+        return ""
     return "" if value is None else str(value)
 
 
@@ -68,6 +77,8 @@ class Queue:
         self.name = name
         self.tenant = tenant
         self.shard = shard
+        self.number: i64 = 0
+        self.journaled = False
         self.deleted = False
         self.roster = Roster()
         self.settings = settings
@@ -79,7 +90,7 @@ class Queue:
         self.overflow: i64 = DROP_HEAD
         self.max_attempts: i64 = 0
         self.ordered = True
-        self.priority_max: i64 = NEVER
+        self.priority_max: i64 = PRIORITY_MAX
         self.grouped = False
         self.expires_ms: i64 = 0
         self.auto_delete = False
@@ -102,6 +113,8 @@ class Queue:
         self._leases: dict[int, Lease] = {}
         self._busy: dict[str, Entry] = {}
         self._parked: dict[str, Heap] = {}
+        # written entries that are, or were, out of their line, by sequence; kept only when there is a journal
+        self._away: dict[int, Entry] = {}
         self.wall_due_ms: i64 = NEVER
         self.mono_due_ms: i64 = NEVER
         self.unused_since_ms: i64 = shard.mono_ms
@@ -111,6 +124,8 @@ class Queue:
         self.published: i64 = 0
         self.dead_lettered_in: i64 = 0
         self.moved_in: i64 = 0
+        self.restored: i64 = 0
+        self.paged_out: i64 = 0
         self.delivered: i64 = 0
         self.redelivered: i64 = 0
         self.acked: i64 = 0
@@ -131,6 +146,10 @@ class Queue:
         """Take over effective settings, also on a queue that holds messages."""
         self.settings = settings
         retimed = self.ttl_ms != settings.ttl_ms
+        if self.grouped != settings.grouped or self.roster.distribution != settings.distribution_code:
+            self._unpark_all()
+            if not settings.grouped:
+                self._busy.clear()
         self.ttl_ms = settings.ttl_ms
         self.length_max = settings.length_max if settings.length_max >= 0 else NEVER
         self.bytes_max = settings.bytes_max if settings.bytes_max >= 0 else NEVER
@@ -138,7 +157,7 @@ class Queue:
         self.overflow = settings.overflow_code
         self.max_attempts = settings.max_attempts
         self.ordered = settings.ordered
-        self.priority_max = settings.priority_max if settings.priority_max > 0 else NEVER
+        self.priority_max = settings.priority_max if settings.priority_max > 0 else PRIORITY_MAX
         self.grouped = settings.grouped
         self.expires_ms = settings.expires_ms
         self.auto_delete = settings.auto_delete
@@ -235,6 +254,8 @@ class Queue:
                 self.pump()
         if self.bounded:
             self._trim()
+        if self.journaled and message.flags & PERSISTENT:
+            shard.log.enter(self, entry)
 
     def admit(self, message: Message, due_ms: i64) -> None:
         """Take a published message in whatever the limits say: they were checked for the whole transaction."""
@@ -265,14 +286,14 @@ class Queue:
             priority = self.priority_max
         level = self._levels.get(priority)
         if level is None:
+            if len(self._order) > 64:
+                self._drop_empty_levels()
             level = Level(priority)
             self._levels[priority] = level
             at = 0
             while at < len(self._order) and self._order[at].priority > priority:
                 at += 1
             self._order.insert(at, level)
-            if len(self._order) > 64:
-                self._drop_empty_levels()
         return level
 
     def _drop_empty_levels(self) -> None:
@@ -284,6 +305,8 @@ class Queue:
     def _delay(self, entry: Entry, due_ms: i64) -> None:
         entry.state = DELAYED
         entry.due_ms = due_ms
+        if self.journaled:
+            self._away[entry.seq] = entry
         self.delayed += 1
         self._delays.push(due_ms, entry)
         if due_ms < self.wall_due_ms:
@@ -294,12 +317,39 @@ class Queue:
         if self.overflow != DROP_HEAD:
             return
         while self.ready + self.delayed > self.length_max or self.bytes - self.leased_bytes > self.bytes_max:
+            if self.ready and self._some_parked():
+                self._drop_waiting(self.ready_entries()[0], "maxlen")
+                continue
             entry = self._pop_ready()
             if entry is None:
                 entry = self._first_delayed()
                 if entry is None:
                     return
             self._leave(entry, "maxlen", "")
+
+    def _some_parked(self) -> bool:
+        """Whether ready entries may stand elsewhere than in their lines."""
+        if self._parked:
+            return True
+        for s in self.roster.all:
+            if s.parked is not None and len(s.parked):
+                return True
+        return False
+
+    def _drop_waiting(self, entry: Entry, reason: str) -> None:
+        """An entry that waits dies where it stands."""
+        in_line = entry.state == READY
+        if entry.state == DELAYED:
+            self.delayed -= 1
+        else:
+            self.ready -= 1
+        priority = entry.message.priority
+        self._leave(entry, reason, "")
+        if in_line:
+            self._line_of(priority).forget_one()
+
+    def _line_of(self, priority: i64) -> Level:
+        return self._level(priority) if self.ordered and priority != 0 else self._plain
 
     def _first_delayed(self) -> Entry | None:
         while len(self._delays):
@@ -314,10 +364,15 @@ class Queue:
     def _pop_ready(self) -> Entry | None:
         """Take the first READY entry out of its line (it is no longer counted as ready)."""
         for level in self._order:
-            entry = level.pop()
-            if entry is not None:
-                self.ready -= 1
-                return entry
+            while True:
+                if level.paged is not None and level.must_load():
+                    self._load(level)
+                entry = level.pop()
+                if entry is not None:
+                    self.ready -= 1
+                    return entry
+                if level.paged is None or not level.paged.count:
+                    break
         return None
 
     def _next(self) -> Entry | None:
@@ -343,6 +398,8 @@ class Queue:
 
     def _park(self, entry: Entry, group: str) -> None:
         entry.state = PARKED
+        if self.journaled:
+            self._away[entry.seq] = entry
         self.ready += 1
         heap = self._parked.get(group)
         if heap is None:
@@ -386,6 +443,22 @@ class Queue:
 
     def _pump_by_key(self) -> None:
         """Each key belongs to one subscription; what its owner cannot take yet is parked with it."""
+        while True:
+            entry = self._next()
+            if entry is None:
+                break
+            key = group_of(entry.message) or entry.message.route.key
+            owner = self.roster.owner_of(key)
+            if owner is None:
+                self._line_up(entry)
+                break
+            if owner.parked is None:
+                owner.parked = Heap()
+            entry.state = PARKED
+            if self.journaled:
+                self._away[entry.seq] = entry
+            self.ready += 1
+            owner.parked.push(entry.seq, entry)
         for subscription in list(self.roster.all):
             parked = subscription.parked
             while parked is not None and len(parked) and subscription.has_credit():
@@ -393,26 +466,26 @@ class Queue:
                 if entry.state == PARKED:
                     self.ready -= 1
                     self._hand_over(entry, subscription)
-        while self.ready:
-            entry_or_none = self._next()
-            if entry_or_none is None:
-                return
-            entry = entry_or_none
-            key = group_of(entry.message) or entry.message.route.key
-            owner = self.roster.owner_of(key)
-            if owner is None:
+
+    def _unpark_all(self) -> None:
+        """Back to the lines with everything that waits beside them: who waits for whom is to be decided anew."""
+        for s in self.roster.all:
+            if s.parked is not None:
+                self._line_up_all(s.parked)
+                s.parked = None
+        for heap in list(self._parked.values()):
+            self._line_up_all(heap)
+        self._parked.clear()
+        for group in list(self._busy):
+            if self._busy[group].state != LEASED and self._busy[group].state != DELAYED:
+                del self._busy[group]
+
+    def _line_up_all(self, heap: Heap) -> None:
+        while len(heap):
+            entry = cast(Entry, heap.pop())
+            if entry.state == PARKED:
+                self.ready -= 1
                 self._line_up(entry)
-                return
-            parked = owner.parked
-            if owner.has_credit() and (parked is None or not len(parked)):
-                self._hand_over(entry, owner)
-                continue
-            if parked is None:
-                parked = Heap()
-                owner.parked = parked
-            entry.state = PARKED
-            self.ready += 1
-            parked.push(entry.seq, entry)
 
     def _hand_over(self, entry: Entry, subscription: Subscription) -> None:
         entry.attempts += 1
@@ -436,13 +509,16 @@ class Queue:
 
     def _lease(self, entry: Entry, holder: Subscription | None, lease_ms: i64, tracked: bool) -> Lease:
         entry.state = LEASED
+        if self.journaled:
+            self._away[entry.seq] = entry
         self.leased += 1
         self.leased_bytes += len(entry.message.body)
         now = self.shard.mono_ms
         due: i64 = NEVER
         if lease_ms > 0:
             due = now + lease_ms
-        lease = Lease(entry, self, holder, now, due)
+        self.shard.grants += 1
+        lease = Lease(entry, self, holder, now, due, self.shard.grants)
         if tracked:
             self._leases[entry.seq] = lease
         if lease_ms > 0:
@@ -467,10 +543,126 @@ class Queue:
             leases.append(self._lease(entry, None, lease_ms, True))
         return leases
 
+    # Paging
+
+    def page_out(self, entry: Entry, place: i64) -> None:
+        """An entry was written at this place: if memory is short, it is kept there only."""
+        level = self._plain
+        if level.paged is None and not (self.shard.short_of_memory() and self._pages() and level.split_at(entry)):
+            return
+        while level.fresh_head < len(level.fresh):
+            first = level.fresh[level.fresh_head]
+            if first.state == READY:
+                if not self._pages() or first.message.expires_ms or (self.ordered and first.message.priority):
+                    return
+                if first is entry:
+                    self._put_away(level, first, place)
+                    level.fresh_head += 1
+                    break
+                if first.message.segment or (self.journaled and first.message.flags & PERSISTENT):
+                    return
+                self._put_away(level, first, self.shard.spill(self, first))
+            level.fresh_head += 1
+        if level.fresh_head >= 1024 and level.fresh_head * 2 >= len(level.fresh):
+            del level.fresh[: level.fresh_head]
+            level.fresh_head = 0
+
+    def _pages(self) -> bool:
+        """Whether entries of this queue can be paged at all."""
+        return not self.ttl_ms and not self.grouped and self.roster.distribution != KEY_HASH
+
+    def _put_away(self, level: Level, entry: Entry, place: i64) -> None:
+        message = entry.message
+        again: i64 = 1 if entry.redelivered else 0
+        meta: i64 = len(message.body) << 32 | i64(entry.attempts) << 1 | again
+        assert level.paged is not None
+        level.paged.add(entry.seq, place, entry.enqueued_ms, meta)
+        entry.state = GONE
+        message.refs -= 1
+        if message.refs == 0:
+            self.tenant.unhold(message)
+        self.paged_out += 1
+
+    def stays_paged(self, seq: i64) -> bool:
+        """Whether a plain entry that is found in the journal should be left there: memory is short, and the order
+        allows it.
+        """
+        level = self._plain
+        if not self._pages() or seq <= level.last_seq or len(level.fresh):
+            return False
+        return level.paged is not None or self.shard.short_of_memory()
+
+    def restore_paged(self, seq: i64, place: i64, enqueued_ms: i64, size: i64, attempts: i64, again: bool) -> None:
+        """As `restore`, for a plain entry that stays on the medium; all later ones must stay there too."""
+        level = self._plain
+        if level.paged is None:
+            level.paged = Paged()
+        level.paged.add(seq, place, enqueued_ms, size << 32 | attempts << 1 | (1 if again else 0))
+        level.last_seq = seq
+        if seq > self.seq:
+            self.seq = seq
+        self.ready += 1
+        self.bytes += size
+        self.restored += 1
+
+    def _load(self, level: Level) -> None:
+        """Read a run of paged entries back into the line."""
+        paged = level.paged
+        assert paged is not None
+        loaded: i64 = 0
+        line: list[Entry | None] = []
+        while paged.count and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
+            page = paged.front()
+            at = page.head
+            meta = page.meta[at]
+            place = page.places[at]
+            message = self.shard.fetch(place)
+            entry = Entry(message, page.seqs[at], page.times[at])
+            entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
+            entry.redelivered = meta & 1 != 0
+            self.tenant.hold(message)
+            message.refs = 1
+            line.append(entry)
+            loaded += len(message.body) + 200
+            paged.drop_first()
+        level.line = line
+        level.head = 0
+
+    def paged_place(self, seq: i64) -> i64:
+        """Where the paged entry of that sequence stands, 0 when it is not paged."""
+        paged = self._plain.paged
+        return 0 if paged is None else paged.place_of(seq)
+
+    def move_paged(self, seq: i64, place: i64) -> None:
+        paged = self._plain.paged
+        if paged is not None:
+            paged.move(seq, place)
+
+    def _forget_paged(self, noted: bool) -> i64:
+        """Let go of all paged entries; with `noted`, the journal is told of each. Returns how many there were."""
+        paged = self._plain.paged
+        if paged is None:
+            return 0
+        n: i64 = 0
+        while paged.count:
+            page = paged.front()
+            place = page.places[page.head]
+            self.bytes -= page.meta[page.head] >> 32
+            self.shard.forget(self, page.seqs[page.head], place, noted)
+            paged.drop_first()
+            n += 1
+        return n
+
     # Subscribing
 
     def subscribe(self, subscription: Subscription) -> None:
+        if self.roster.distribution == KEY_HASH:
+            self._unpark_all()
         self.roster.add(subscription)
+        if not subscription.once:
+            self.tenant.subscriptions += 1
+        if subscription.shared is not None:
+            subscription.shared.members.append(subscription)
         if not subscription.once:
             self.had_consumer = True
         self.touch()
@@ -480,14 +672,14 @@ class Queue:
         """End a subscription. Its leases stay with whoever holds them; the last one out may delete the queue."""
         if not self.roster.remove(subscription):
             return
-        parked = subscription.parked
-        if parked is not None:
+        if subscription.shared is not None and subscription in subscription.shared.members:
+            subscription.shared.members.remove(subscription)
+        if not subscription.once:
+            self.tenant.subscriptions -= 1
+        if subscription.parked is not None:
+            self._line_up_all(subscription.parked)
             subscription.parked = None
-            while len(parked):
-                entry = cast(Entry, parked.pop())
-                if entry.state == PARKED:
-                    self.ready -= 1
-                    self._line_up(entry)
+            self._unpark_all()
         self.touch()
         if self.auto_delete and self.had_consumer and not subscription.once and self.consumers() == 0:
             self.tenant.delete(self, "auto-delete")
@@ -542,7 +734,7 @@ class Queue:
             holder.inflight -= 1
             shared = holder.shared
             if shared is not None:
-                shared.inflight -= 1
+                shared.free()
             if self.ready and not self.dirty:
                 self.mark_dirty()
         if lease.due_ms != NEVER and self._lapses.crowded(self.leased):
@@ -606,6 +798,8 @@ class Queue:
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
         lease.due_ms = self.shard.mono_ms + lease_ms
+        if self._lapses.crowded(self.leased):
+            self._reindex_lapses()
         self._lapses.push(lease.due_ms, lease)
         if lease.due_ms < self.mono_due_ms:
             self._arm_mono(lease.due_ms)
@@ -620,11 +814,14 @@ class Queue:
             return
         if expiry:
             self._index_expiry(entry)
+        entry.due_ms = 0
         if delay_ms > 0:
             self._delay(entry, now + delay_ms)
-            return
-        self._line_up(entry)
-        self.mark_dirty()
+        else:
+            self._line_up(entry)
+            self.mark_dirty()
+        if self.journaled and entry.message.segment:
+            self.shard.log.back(self, entry)
 
     # Leaving
 
@@ -644,6 +841,10 @@ class Queue:
         """The one way out: the entry is GONE, its bytes are given back, its group goes on."""
         entry.state = GONE
         message = entry.message
+        if self.journaled:
+            self._away.pop(entry.seq, None)
+            if message.segment:
+                self.shard.log.exit(self, entry)
         self.bytes -= len(message.body)
         message.refs -= 1
         if message.refs == 0:
@@ -664,26 +865,27 @@ class Queue:
         else:
             self.ready -= 1
         was_ready = entry.state == READY
+        priority = entry.message.priority
         self._exit(entry)
         if was_ready:
-            level = self._plain
-            if self.ordered and entry.message.priority != 0:
-                level = self._level(entry.message.priority)
-            level.forget_one()
+            self._line_of(priority).forget_one()
 
     def purge(self) -> int:
         """Remove every ready entry; returns how many."""
-        n = 0
-        for entry in self.ready_entries():
+        n = self._forget_paged(True)
+        self.ready -= n
+        self.purged += n
+        for entry in self._ready_in_memory():
             self.remove(entry)
             self.purged += 1
             n += 1
-        return n
+        return int(n)
 
     def empty(self) -> None:
         """The queue is being deleted: everything in it is purged, leases end."""
         self.purged += self.ready + self.delayed + self.leased
-        for entry in self.waiting_entries():
+        self._forget_paged(False)
+        for entry in self._ready_in_memory() + self.delayed_entries():
             self._release_memory(entry)
         # leases that are not tracked end when their holder settles them (see _abandon)
         for lease in list(self._leases.values()):
@@ -702,18 +904,65 @@ class Queue:
         self._leases.clear()
         self._busy.clear()
         self._parked.clear()
+        self._away.clear()
         self.origins.clear()
 
     def _release_memory(self, entry: Entry) -> None:
         entry.state = GONE
+        if self.journaled and entry.message.segment:
+            self.shard.log.died(entry.message.segment)
         entry.message.refs -= 1
         if entry.message.refs == 0:
             self.tenant.unhold(entry.message)
 
+    # Coming back after a restart
+
+    def restore(self, message: Message, seq: i64, enqueued_ms: i64, due_ms: i64, attempts: i64, again: bool) -> None:
+        """Put an entry back as the journal knew it, leased ones as ready; entries come in order of sequence."""
+        entry = Entry(message, seq, enqueued_ms)
+        entry.attempts = i32(attempts)
+        entry.redelivered = again
+        if seq > self.seq:
+            self.seq = seq
+        if message.refs == 0:
+            self.tenant.hold(message)
+        message.refs += 1
+        self.bytes += len(message.body)
+        self.restored += 1
+        if message.flags & DEAD:
+            self._count_origin(message, 1)
+        if message.expires_ms or self.ttl_ms:
+            self._index_expiry(entry)
+        if due_ms > self.shard.wall_ms:
+            self._delay(entry, due_ms)
+        else:
+            self._line_up(entry)
+
+    def find(self, seq: i64) -> Entry | None:
+        """The entry of that sequence, if it is still here (only with a journal)."""
+        entry = self._away.get(seq)
+        if entry is None:
+            for level in self._order:
+                entry = level.find(seq)
+                if entry is not None:
+                    break
+        return entry if entry is not None and entry.state != GONE else None
+
     # Reading
 
-    def ready_entries(self) -> list[Entry]:
-        """All ready entries in the order they would be delivered; parked ones are at their place in it."""
+    def ready_entries(self, limit: int = 0) -> list[Entry]:
+        """The ready entries in the order they would be delivered, at least `limit` of them (0: all) if there are.
+
+        Paged ones are read back as far as needed; parked ones are at their place.
+        """
+        level = self._plain
+        while level.paged is not None and level.paged.count and (not limit or len(level.line) - level.head < limit):
+            kept = level.line[level.head :]
+            self._load(level)
+            level.line = kept + level.line
+        return self._ready_in_memory()
+
+    def _ready_in_memory(self) -> list[Entry]:
         found: list[Entry] = []
         for level in self._order:
             found.extend(level.entries())
@@ -732,10 +981,14 @@ class Queue:
         if parked:
             found.extend(parked)
             if self.ordered:
-                found.sort(key=_by_place)
+                found.sort(key=self._rank)
             else:
                 found.sort(key=by_seq)
         return found
+
+    def _rank(self, entry: Entry) -> tuple[int, int]:
+        priority = entry.message.priority
+        return (-int(min(priority, self.priority_max)), entry.seq)
 
     def delayed_entries(self) -> list[Entry]:
         """All delayed entries, the next one due first."""
@@ -769,6 +1022,10 @@ class Queue:
                 back = cast(Entry, level.returned.first())
                 if back.state == READY and now - back.enqueued_ms > oldest:
                     oldest = now - back.enqueued_ms
+        if self._some_parked():
+            for parked in self.ready_entries():
+                if now - parked.enqueued_ms > oldest:
+                    oldest = now - parked.enqueued_ms
         return oldest
 
     # Time
@@ -810,11 +1067,11 @@ class Queue:
 
     def _arm_wall(self, at: i64) -> None:
         self.wall_due_ms = at
-        self.shard.wall_index.push(at, self)
+        self.shard.arm_wall(at, self)
 
     def _arm_mono(self, at: i64) -> None:
         self.mono_due_ms = at
-        self.shard.mono_index.push(at, self)
+        self.shard.arm_mono(at, self)
 
     def tick_wall(self) -> None:
         """Do all that the wall clock makes due: end delays, expire what waits."""
@@ -832,27 +1089,13 @@ class Queue:
             if entry.state == LEASED or entry.state == GONE:
                 continue
             if self._expiry_of(entry) <= now:
-                self._expire(entry)
+                self._drop_waiting(entry, "expired")
         due = delays.first_key()
         if expiries.first_key() < due:
             due = expiries.first_key()
         if due != NEVER:
             self._arm_wall(due)
         self.pump()
-
-    def _expire(self, entry: Entry) -> None:
-        in_line = entry.state == READY
-        if entry.state == DELAYED:
-            self.delayed -= 1
-        else:
-            self.ready -= 1
-        priority = entry.message.priority
-        self._leave(entry, "expired", "")
-        if in_line:
-            level = self._plain
-            if self.ordered and priority != 0:
-                level = self._level(priority)
-            level.forget_one()
 
     def tick_mono(self) -> None:
         """Do all that the monotonic clock makes due: lapse leases, delete the queue when it was unused long enough."""
@@ -879,10 +1122,6 @@ class Queue:
         if due < self.mono_due_ms:
             self._arm_mono(due)
         self.pump()
-
-
-def _by_place(entry: Entry) -> tuple[int, int]:
-    return (-entry.message.priority, entry.seq)
 
 
 def _by_due(entry: Entry) -> tuple[int, int]:

@@ -13,10 +13,13 @@ from typing import Final, cast, final
 
 from mypy_extensions import i32, i64
 
+from rookery._bytes import BytesWriter
 from rookery.core.consumers import Mailbox
 from rookery.core.dedup import scope_of
-from rookery.core.entries import Lease
+from rookery.core.entries import Entry, Lease
 from rookery.core.index import Heap
+from rookery.core.log import Log
+from rookery.core.paging import PLACE_BITS, SPILLED, Pager
 from rookery.core.queue import REFUSED, Queue
 from rookery.core.topology import Tenant, Way, check_name
 from rookery.core.transactions import Transactions
@@ -28,7 +31,8 @@ from rookery.errors import (
     MessageTooLarge,
     TenantNotFound,
 )
-from rookery.model import NEVER, PERSISTENT, Message, MessageIds
+from rookery.model import NEVER, PERSISTENT, Message, MessageIds, Route, check_numbers
+from rookery.store import records
 
 TENANTS_MAX: Final = 10_000
 
@@ -39,6 +43,7 @@ class Shard:
 
     def __init__(self, secret: bytes, epoch: i64) -> None:
         self.epoch: i64 = epoch
+        self.log = Log()
         self.wall_ms: i64 = 0
         self.mono_ms: i64 = 0
         self.tenants: dict[str, Tenant] = {}
@@ -49,13 +54,67 @@ class Shard:
         self.memory_bytes_max: i64 = NEVER
         self.wall_index = Heap()
         self.mono_index = Heap()
+        self.grants: i64 = 0
         self.dirty: list[Queue] = []
         self.touched: list[Mailbox] = []
         self.transactions = Transactions(self)
+        self.queue_numbers: i64 = 0
+        self.queue_count: i64 = 0
+        self.numbered: dict[int, Queue] = {}
+        # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
+        self.page_bytes: i64 = NEVER
+        self.pager: Pager | None = None
+        self._routes: dict[bytes, Route] = {}
 
     def new_id(self) -> i64:
         self.last_id += 1
         return self.last_id
+
+    def number_queue(self, queue: Queue, number: i64) -> None:
+        """Give a durable queue the number under which the journal knows it."""
+        if queue.number:
+            self.numbered.pop(queue.number, None)
+        queue.number = number
+        queue.journaled = self.log.active
+        self.numbered[number] = queue
+        if number > self.queue_numbers:
+            self.queue_numbers = number
+
+    # Paging
+
+    def short_of_memory(self) -> bool:
+        return self.memory_bytes > self.page_bytes
+
+    def fetch(self, place: i64) -> Message:
+        """The message at a place, read back."""
+        pager = self.pager
+        assert pager is not None
+        message = records.read_message(pager.record(place), self._routes)
+        if place & SPILLED:
+            pager.forget(place)
+        else:
+            message.set_segment(place >> PLACE_BITS)
+        return message
+
+    def spill(self, queue: Queue, entry: Entry) -> i64:
+        """Keep a transient message in a spill file; its place."""
+        pager = self.pager
+        assert pager is not None
+        w = BytesWriter()
+        at = records.begin_put(w, entry.message, entry.message.body, False, 0)
+        records.end_put(w, at)
+        return pager.spill(w.getvalue()) | SPILLED
+
+    def forget(self, queue: Queue, seq: i64, place: i64, noted: bool) -> None:
+        """A paged entry is gone."""
+        if place & SPILLED:
+            pager = self.pager
+            assert pager is not None
+            pager.forget(place)
+        elif noted:
+            self.log.exit_paged(queue.number, seq, place >> PLACE_BITS)
+        else:
+            self.log.died(place >> PLACE_BITS)
 
     # Tenants
 
@@ -73,8 +132,10 @@ class Shard:
             raise LimitExceeded(f"there are {self.tenants_max} tenants already", argument="tenant")
         tenant = Tenant(name, self)
         if limits:
-            tenant.set_limits(limits)
+            tenant.limits.set(limits)
+            tenant.heed_limits()
         self.tenants[name] = tenant
+        self.log.change("tenant", name, {"limits": dict(limits) if limits else {}})
         return tenant
 
     def delete_tenant(self, name: str) -> None:
@@ -84,6 +145,7 @@ class Shard:
             tenant.delete(queue, "deleted")
         self.transactions.forget_tenant(tenant)
         del self.tenants[name]
+        self.log.change("drop-tenant", name, {})
 
     # The turn
 
@@ -110,6 +172,35 @@ class Shard:
             if queue.mono_due_ms == key and not queue.deleted:
                 queue.tick_mono()
         self.flush()
+
+    def arm_wall(self, at: i64, queue: Queue) -> None:
+        """Have a queue ticked when the wall clock reaches `at`."""
+        self.wall_index.push(at, queue)
+        if self.wall_index.crowded(self.queue_count):
+            queues = self._armed_queues(self.wall_index)
+            self.wall_index.clear()
+            for armed in queues:
+                if armed.wall_due_ms != NEVER:
+                    self.wall_index.push(armed.wall_due_ms, armed)
+
+    def arm_mono(self, at: i64, queue: Queue) -> None:
+        """Have a queue ticked when the monotonic clock reaches `at`."""
+        self.mono_index.push(at, queue)
+        if self.mono_index.crowded(self.queue_count):
+            queues = self._armed_queues(self.mono_index)
+            self.mono_index.clear()
+            for armed in queues:
+                if armed.mono_due_ms != NEVER:
+                    self.mono_index.push(armed.mono_due_ms, armed)
+
+    def _armed_queues(self, index: Heap) -> list[Queue]:
+        """The queues of an index, each once, without those that are gone."""
+        found: dict[int, Queue] = {}
+        for item in index.items():
+            queue = cast(Queue, item)
+            if not queue.deleted:
+                found[id(queue)] = queue
+        return list(found.values())
 
     def flush(self) -> None:
         """End the turn: pump every queue that settling or returning made dirty."""
@@ -145,18 +236,21 @@ class Shard:
         if tenant.memory_bytes + size > tenant.memory_bytes_max or self.memory_bytes + size > self.memory_bytes_max:
             tenant.refused += 1
             raise MemoryLimitExceeded
+        if self.log.refusing and flags & PERSISTENT:
+            tenant.refused += 1
+            self.log.check()
         self.last_id += 1
         return Message(way.route, props, body, self.last_id, priority, expires_ms, flags)
 
     def post(self, tenant: Tenant, way: Way, message: Message, due_ms: i64) -> i64:
         """Offer a message to every queue of its way: how many there are, or REFUSED when one of them refused it."""
+        queues = way.queues
+        if way.by_headers:
+            queues = tenant.queues_for(way, message.props)
         exchange = way.exchange
         exchange.published += 1
         exchange.bytes += len(message.body)
         tenant.published += 1
-        queues = way.queues
-        if way.by_headers:
-            queues = tenant.queues_for(way, message.props)
         if not queues:
             exchange.unroutable += 1
             return 0
@@ -181,6 +275,7 @@ class Shard:
         persistent: bool = True,
     ) -> tuple[Message, int]:
         """Publish by names: the message, and how many queues it reached (0: unroutable; -1: one refused it)."""
+        check_numbers(priority, expires_ms, due_ms)
         way = tenant.way(tenant.exchange(exchange), key)
         message = self.message(tenant, way, props, body, priority, expires_ms, PERSISTENT if persistent else 0)
         return message, self.post(tenant, way, message, due_ms)
@@ -207,22 +302,20 @@ class Shard:
             tenant.dedup.duplicates += 1
             return first, 1, True
         message, reached = self.publish(tenant, exchange, key, props, body, priority, expires_ms, due_ms, persistent)
-        if reached != REFUSED:
-            tenant.dedup.remember(scope, dedup_key, message.id, self.wall_ms, tenant.dedup_window_ms(exchange, key))
+        if reached > 0:
+            tenant.remember(exchange, key, dedup_key, message.id)
         return message.id, reached, False
 
     # Claiming and settling
 
     def claim(self, queue: Queue, count: int, lease_ms: int) -> list[Lease]:
         """Lease up to `count` messages that are ready now."""
-        if count < 1:
-            raise InvalidArgument("count must be at least 1", argument="count")
-        if lease_ms < 1:
-            raise InvalidArgument("lease_ms must be at least 1", argument="lease_ms")
+        check_claim(count, lease_ms)
         return queue.claim(count, lease_ms)
 
     def wait_claim(self, queue: Queue, count: int, lease_ms: int) -> Mailbox:
         """A claim that waits: a mailbox that will be touched once there is something in it. End it by unsubscribing."""
+        check_claim(count, lease_ms)
         waiting_max = queue.tenant.limits.waiting_claims_max
         if waiting_max and queue.waiting_claims() >= waiting_max:
             raise LimitExceeded(f"{waiting_max} claims wait on queue {queue.name!r} already", argument="wait")
@@ -232,6 +325,10 @@ class Shard:
 
     def subscribe(self, queue: Queue, credit: int, lease_ms: int, priority: int = 0, name: str = "") -> Mailbox:
         """A standing subscription that collects its deliveries in a mailbox."""
+        if credit < 0:
+            raise InvalidArgument("credit must not be negative", argument="credit")
+        if lease_ms < 0:
+            raise InvalidArgument("lease_ms must not be negative", argument="lease_ms")
         check_subscriptions(queue)
         mailbox = Mailbox(queue, credit, lease_ms, priority, self.touched, False)
         mailbox.name = name
@@ -247,11 +344,23 @@ class Shard:
         if queue is None or int(parts[2]) != self.epoch:
             return None
         lease = queue.lease_of(int(parts[1]))
-        return lease if lease is not None and lease.attempt == int(parts[3]) else None
+        return lease if lease is not None and lease.grant == int(parts[3]) else None
+
+
+def check_claim(count: int, lease_ms: int) -> None:
+    if count < 1:
+        raise InvalidArgument("count must be at least 1", argument="count")
+    if lease_ms < 1:
+        raise InvalidArgument("lease_ms must be at least 1", argument="lease_ms")
 
 
 def check_subscriptions(queue: Queue) -> None:
-    """Refuse one more subscription than the tenant allows a queue."""
-    most = queue.tenant.limits.queue_subscriptions_max
+    """Refuse one more subscription than the tenant allows, a queue or in all."""
+    limits = queue.tenant.limits
+    most = limits.queue_subscriptions_max
     if most and queue.consumers() >= most:
         raise LimitExceeded(f"queue {queue.name!r} has its {most} subscriptions", argument="queue")
+    if limits.subscriptions_max and queue.tenant.subscriptions >= limits.subscriptions_max:
+        raise LimitExceeded(
+            f"tenant {queue.tenant.name!r} has its {limits.subscriptions_max} subscriptions", argument="queue"
+        )

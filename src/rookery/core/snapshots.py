@@ -2,7 +2,7 @@
 
 Counters only grow, and a queue's go with it; the others say what is so now. In every snapshot of a queue
 
-    published + dead_lettered_in + moved_in
+    published + dead_lettered_in + moved_in + restored
         = ready + delayed + leased + acked + expired + dead_lettered + dropped + purged + moved_out
 """
 
@@ -18,6 +18,7 @@ COUNTERS: Final = (
     "published",
     "dead_lettered_in",
     "moved_in",
+    "restored",
     "delivered",
     "redelivered",
     "acked",
@@ -32,7 +33,7 @@ COUNTERS: Final = (
     "moved_out",
     "refused",
 )
-"""A queue's counters, in the order in which they are shown."""
+"""A queue's counters, in the order in which they are shown; `restored` is what a restart brought back."""
 
 _SUMMED: Final = ("ready", "delayed", "leased", "bytes", "consumers", "waiting_claims", "consumer_lag")
 

@@ -13,10 +13,10 @@ from mypy_extensions import i64
 
 from rookery import properties
 from rookery.core import dead_letters
-from rookery.core.dedup import WINDOW_MS, Dedup
+from rookery.core.dedup import WINDOW_MS, Dedup, scope_of
 from rookery.core.policy import FACES, Policy, check_settings, effective
 from rookery.core.queue import Queue
-from rookery.core.routing import Matcher, matcher
+from rookery.core.routing import HashMatcher, Matcher, matcher
 from rookery.errors import (
     AlreadyExists,
     Conflict,
@@ -32,11 +32,15 @@ from rookery.errors import (
     QueueNotFound,
 )
 from rookery.model import NEVER, Message, Route
+from rookery.store.records import MARK
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
 
 NAME_MAX_BYTES: Final = 255
+KEY_MAX_BYTES: Final = 4096
+"""Topics of the embedded face may have 1,024 characters."""
+
 WAYS_MAX: Final = 10_000
 STANDARD_EXCHANGES: Final = {
     "amq.direct": "direct",
@@ -53,12 +57,28 @@ def check_name(name: object, argument: str, longest: int = NAME_MAX_BYTES) -> st
         raise InvalidType(f"{argument} must be str, not {type(name).__name__}", argument=argument)
     if not name or not name.strip():
         raise InvalidName(f"{argument} cannot be empty", argument=argument)
-    if len(name.encode("utf-8", "surrogateescape")) > longest:
+    try:
+        size = len(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidName(f"{argument} is not text that can be written as UTF-8", argument=argument) from None
+    if size > longest:
         raise InvalidName(f"{argument} is longer than {longest} bytes", argument=argument)
     for c in name:
         if c < " " or c == "\x7f":
             raise InvalidName(f"{argument} holds a control character", argument=argument)
     return name
+
+
+def check_key(key: object, longest: int) -> None:
+    """A usable routing key or pattern; it may be empty."""
+    if not isinstance(key, str):
+        raise InvalidType(f"key must be str, not {type(key).__name__}", argument="key")
+    try:
+        size = len(key.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidArgument("key is not text that can be written as UTF-8", argument="key") from None
+    if size > longest:
+        raise InvalidArgument(f"key is longer than {longest} bytes", argument="key")
 
 
 @final
@@ -74,6 +94,13 @@ class Way:
         self.queues = queues
         self.version: i64 = version
         self.by_headers = by_headers
+
+
+def headers_for(matcher: Matcher, props: bytes) -> dict[str, object]:
+    """What a matcher looks at: the headers, or the one property that a hash exchange was told to take."""
+    if isinstance(matcher, HashMatcher) and matcher.hash_property:
+        return {matcher.hash_property: getattr(properties.decode(props), matcher.hash_property)}
+    return properties.headers(props)
 
 
 @final
@@ -107,6 +134,22 @@ class Exchange:
         }
 
 
+LIMITS: Final = (
+    "queues_max",
+    "exchanges_max",
+    "bindings_max",
+    "subscriptions_max",
+    "queue_subscriptions_max",
+    "waiting_claims_max",
+    "message_bytes_max",
+    "memory_bytes_max",
+    "transaction_operations_max",
+    "transaction_bytes_max",
+    "transactions_max",
+    "dedup_keys_max",
+)
+
+
 class Limits:
     """How much one tenant may have; each has a name and a default. 0 means no limit."""
 
@@ -125,12 +168,12 @@ class Limits:
         self.dedup_keys_max = 1_000_000
 
     def as_dict(self) -> dict[str, int]:
-        return dict(vars(self))
+        return {name: getattr(self, name) for name in LIMITS}
 
     def set(self, limits: Mapping[str, object]) -> None:
         """Change the named limits; an unknown name or a negative number changes nothing."""
         for name, value in limits.items():
-            if not hasattr(self, name):
+            if name not in LIMITS:
                 raise InvalidArgument(f"unknown limit {name!r}", argument=name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidType(f"{name} must be int, not {type(value).__name__}", argument=name)
@@ -155,6 +198,7 @@ class Tenant:
         self.faces: dict[str, str] = {}
         self.face_defaults: dict[str, dict[str, object]] = {}
         self.bindings = 0
+        self.subscriptions: i64 = 0
         self.limits = Limits()
         self.dedup = Dedup()
         self.memory_bytes: i64 = 0
@@ -175,6 +219,11 @@ class Tenant:
 
     def set_limits(self, limits: Mapping[str, object]) -> None:
         self.limits.set(limits)
+        self.shard.log.change("limits", self.name, dict(limits))
+        self.heed_limits()
+
+    def heed_limits(self) -> None:
+        """Take the limits over to where they are looked at."""
         self.memory_bytes_max = self.limits.memory_bytes_max or NEVER
         self.message_bytes_max = self.limits.message_bytes_max or NEVER
         self.dedup.keys_max = self.limits.dedup_keys_max or 1 << 62
@@ -240,8 +289,13 @@ class Tenant:
         queue = Queue(name, self, self.shard, settings)
         queue.owner = owner
         self.queues[name] = queue
+        self.shard.queue_count += 1
         queue.configure(settings)
         self.version += 1
+        if owner is None and settings.durable:
+            self.shard.number_queue(queue, self.shard.queue_numbers + 1)
+            details: dict[str, object] = {"name": name, "number": queue.number, "face": face, "settings": dict(said)}
+            self.shard.log.change("queue", self.name, details)
         return queue
 
     def check_owner(self, queue: Queue, owner: object) -> None:
@@ -255,6 +309,7 @@ class Tenant:
             raise InvalidArgument(f"unknown face {face!r}", argument="face")
         self.face_defaults[face] = {**FACES[face], **check_settings(defaults)}
         self._reconfigure()
+        self.shard.log.change("face", self.name, {"face": face, "defaults": dict(self.face_defaults[face])})
 
     def _defaults(self, face: str) -> dict[str, object]:
         own = self.face_defaults.get(face)
@@ -267,12 +322,14 @@ class Tenant:
         check_name(policy.name, "policy")
         self.policies[policy.name] = policy
         self._reconfigure()
+        self.shard.log.change("policy", self.name, policy.as_dict())
 
     def delete_policy(self, name: str) -> None:
         if name not in self.policies:
             raise NotFound(f"no policy {name!r}", argument="policy")
         del self.policies[name]
         self._reconfigure()
+        self.shard.log.change("drop-policy", self.name, {"name": name})
 
     def _policy_for(self, queue: str) -> Policy | None:
         best: Policy | None = None
@@ -309,14 +366,22 @@ class Tenant:
         queue.deleted = True
         self.delivered_before += queue.delivered
         self.dropped_before += queue.dropped + queue.expired
+        self.shard.queue_count -= 1
         del self.queues[queue.name]
         del self.said[queue.name]
         del self.faces[queue.name]
         self.dedup.forget_scope("queue:" + queue.name)
         self._unbind_target(queue)
         self.version += 1
+        if queue.number:
+            self.shard.numbered.pop(queue.number, None)
+            self.shard.log.change("drop-queue", self.name, {"name": queue.name, "number": queue.number})
         for subscription in list(queue.roster.all):
             queue.roster.remove(subscription)
+            if not subscription.once:
+                self.subscriptions -= 1
+            if subscription.shared is not None and subscription in subscription.shared.members:
+                subscription.shared.members.remove(subscription)
             subscription.cancelled(reason)
 
     # Exchanges
@@ -364,6 +429,8 @@ class Tenant:
         exchange.alternate = alternate
         self.exchanges[name] = exchange
         self.version += 1
+        if durable:
+            self.shard.log.change("exchange", self.name, exchange.as_dict())
         return exchange, True
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
@@ -377,6 +444,8 @@ class Tenant:
         self.dedup.forget_scope("exchange:" + name)
         self._unbind_target(exchange)
         self.version += 1
+        if exchange.durable:
+            self.shard.log.change("drop-exchange", self.name, {"name": name})
 
     # Bindings
 
@@ -387,15 +456,17 @@ class Tenant:
         exchange = self.exchange(source)
         if exchange is self.default or target is self.default:
             raise InvalidArgument("the default exchange has no bindings", argument="exchange")
-        if len(key.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES and exchange.name != "amq.topic":
-            raise InvalidArgument(f"key is longer than {NAME_MAX_BYTES} bytes", argument="key")
-        if self.limits.bindings_max and self.bindings >= self.limits.bindings_max:
-            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.bindings_max} bindings", argument="key")
-        if not exchange.matcher.add(key, dict(arguments) if arguments else None, target):
+        check_key(key, KEY_MAX_BYTES if exchange.name == "amq.topic" else NAME_MAX_BYTES)
+        table = dict(arguments) if arguments else None
+        if not exchange.matcher.add(key, table, target):
             return False
+        if self.limits.bindings_max and self.bindings >= self.limits.bindings_max:
+            exchange.matcher.remove(key, table, target)
+            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.bindings_max} bindings", argument="key")
         exchange.had_binding = True
         self.bindings += 1
         self.version += 1
+        self._note_binding("bind", exchange, target, key, arguments)
         return True
 
     def unbind(
@@ -407,8 +478,29 @@ class Tenant:
             return False
         self.bindings -= 1
         self.version += 1
+        self._note_binding("unbind", exchange, target, key, arguments)
         self._drop_if_unbound(exchange)
         return True
+
+    def _note_binding(
+        self,
+        operation: str,
+        source: Exchange,
+        target: Queue | Exchange,
+        key: str,
+        arguments: Mapping[str, object] | None,
+    ) -> None:
+        """A binding is as durable as what it connects."""
+        lasts = target.number != 0 if isinstance(target, Queue) else target.durable
+        if lasts and source.durable:
+            details: dict[str, object] = {
+                "source": source.name,
+                "target": target.name,
+                "target_kind": "queue" if isinstance(target, Queue) else "exchange",
+                "key": key,
+                "arguments": dict(arguments) if arguments else {},
+            }
+            self.shard.log.change(operation, self.name, details)
 
     def _unbind_target(self, target: object) -> None:
         for exchange in list(self.exchanges.values()):
@@ -433,7 +525,7 @@ class Tenant:
         elif len(exchange.ways) >= WAYS_MAX:
             exchange.ways.clear()
         self._met_headers = False
-        queues = self._reach(exchange, key, None)
+        queues = self._reach(exchange, key, properties.EMPTY)
         route = Route(exchange.name, key) if way is None else way.route
         found = Way(exchange, route, queues, self.version, self._met_headers)
         exchange.ways[key] = found
@@ -442,10 +534,10 @@ class Tenant:
     def queues_for(self, way: Way, props: bytes) -> list[Queue]:
         """The queues that a message with these properties reaches by this way."""
         if way.by_headers:
-            return self._reach(way.exchange, way.route.key, properties.headers(props))
+            return self._reach(way.exchange, way.route.key, props)
         return way.queues
 
-    def _reach(self, exchange: Exchange, key: str, headers: dict[str, object] | None) -> list[Queue]:
+    def _reach(self, exchange: Exchange, key: str, props: bytes) -> list[Queue]:
         """All queues reachable from an exchange, each once, through bindings and alternates, without walking in
         circles.
         """
@@ -469,8 +561,10 @@ class Tenant:
                 if named is not None:
                     targets.append(named)
             else:
+                headers: dict[str, object] | None = None
                 if here.matcher.uses_headers:
                     self._met_headers = True
+                    headers = headers_for(here.matcher, props)
                 targets = here.matcher.match(key, headers)
             if not targets and here.alternate:
                 alternate = self.exchanges.get(here.alternate)
@@ -489,6 +583,15 @@ class Tenant:
         """How long a dedup key published there is remembered."""
         queue = None if exchange else self.queues.get(key)
         return WINDOW_MS if queue is None else queue.settings.dedup_window_ms
+
+    def remember(self, exchange: str, key: str, dedup_key: str, number: int) -> None:
+        """A publish used a dedup key: until its window is over, a repeat is answered with this message."""
+        scope = scope_of(exchange, key)
+        window = self.dedup_window_ms(exchange, key)
+        now = self.shard.wall_ms
+        self.dedup.remember(scope, dedup_key, number, now, window)
+        if self.shard.log.active:
+            self.shard.log.note(MARK, [self.name, scope, dedup_key, number, now + window], True)
 
     # Memory
 

@@ -26,7 +26,7 @@ from rookery.errors import (
     TransactionTooLarge,
     Unroutable,
 )
-from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message
+from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message, check_numbers
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
@@ -213,6 +213,7 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
     adds: dict[Queue, tuple[int, int]] = {}
     memory = 0
     settled: set[int] = set()
+    repeats: set[tuple[str, str]] = set()
     for operation in operations:
         if isinstance(operation, Settle):
             lease = operation.lease
@@ -222,6 +223,12 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
                 raise InvalidArgument("a transaction stays within one tenant", argument="lease")
             settled.add(id(lease))
             continue
+        if operation.dedup_key:
+            mark = (scope_of(operation.exchange, operation.key), operation.dedup_key)
+            if mark in repeats or tenant.dedup.find(mark[0], mark[1], shard.wall_ms):
+                continue
+            repeats.add(mark)
+        check_numbers(operation.priority, operation.expires_ms, operation.due_ms)
         size = len(operation.body) + len(operation.props)
         if size > tenant.message_bytes_max:
             raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
@@ -237,6 +244,8 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
         tenant.memory_bytes + memory > tenant.memory_bytes_max or shard.memory_bytes + memory > shard.memory_bytes_max
     ):
         raise MemoryLimitExceeded
+    if memory and shard.log.refusing:
+        shard.log.check()
     for queue, (count, total) in adds.items():
         if queue.settings.overflow.startswith("reject") and not queue.has_room_for(count, total):
             raise QueueFull(f"queue {queue.name!r} has no room for {count} more messages", argument="queue")
@@ -277,6 +286,6 @@ def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
             queue.admit(message, p.due_ms)
         else:
             queue.offer(message, p.due_ms)
-    if p.dedup_key:
-        tenant.dedup.remember(scope, p.dedup_key, message.id, shard.wall_ms, tenant.dedup_window_ms(p.exchange, p.key))
+    if p.dedup_key and queues:
+        tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
     return message.id

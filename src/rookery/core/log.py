@@ -1,0 +1,324 @@
+"""What happened since the last batch: the core's side of the journal.
+
+The core notes every durable change here while it works; the journal takes the notes as one batch between turns. Notes
+are references, written out only when the batch is taken, so a message that came and went in between is never written
+at all, and what is written is the state as it is then. The order in a batch is definitions, messages, returns, exits.
+
+`batch` is the number of the batch being collected. `horizon()` is the number that must be durable for everything so far
+to be durable; a confirm waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from rookery._bytes import BytesWriter, append, vec
+from rookery.core.entries import DELAYED, GONE, READY, Entry
+from rookery.core.paging import PLACE_BITS
+from rookery.errors import RookeryError
+from rookery.model import Message
+from rookery.store import records
+
+if TYPE_CHECKING:
+    from rookery.core.queue import Queue
+
+IDS_BLOCK: Final[i64] = 1 << 20
+
+REDELIVERED: Final[i64] = 1
+"""A flag of a placement."""
+
+
+@final
+class Log:
+    """The notes. Inactive (a broker in memory) it is never asked to note anything."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.paging = False
+        self._base: i64 = 0
+        self.batch: i64 = 1
+        self.written: i64 = 0
+        self.durable: i64 = 0
+        self.wants_sync = False
+        self.urgent = False
+        self.bytes: i64 = 0
+        self.failure: RookeryError | None = None
+        self.refusal: RookeryError | None = None
+        self.refusing = False
+        self.marks: i64 = 0
+        self.puts: i64 = 0
+        self.ids_ceiling: i64 = 0
+        self.compress_min: i64 = 0
+        self._definitions: list[bytes] = []
+        self._changes: list[tuple[str, str, dict[str, object]]] = []
+        self._queues: list[Queue] = []
+        self._entries: list[Entry] = []
+        self._moved: list[list[tuple[Queue, Entry]]] = []
+        self._moved_paged: list[tuple[Queue, int, bytes]] = []
+        self._back_queues: list[Queue] = []
+        self._backs: list[Entry] = []
+        self._exits = BytesWriter()
+        self._first_segment: i64 = 1
+        self._live: vec[i64] = vec[i64]()
+
+    # Noting
+
+    def enter(self, queue: Queue, entry: Entry) -> None:
+        """A message was placed in a durable queue."""
+        self._queues.append(queue)
+        self._entries.append(entry)
+        self.bytes += len(entry.message.body) + 100
+        self.wants_sync = True
+
+    def back(self, queue: Queue, entry: Entry) -> None:
+        """A written placement came back from a lease."""
+        self._back_queues.append(queue)
+        self._backs.append(entry)
+
+    def exit(self, queue: Queue, entry: Entry) -> None:
+        """A written placement left."""
+        segment = entry.message.segment
+        records.write_exit(self._exits, queue.number, entry.seq, segment)
+        self.died(segment)
+
+    def exit_paged(self, queue: i64, seq: i64, segment: i64) -> None:
+        """A paged placement left without being read back."""
+        records.write_exit(self._exits, queue, seq, segment)
+        self.died(segment)
+
+    def move_paged(self, queue: Queue, seq: i64, record: bytes) -> None:
+        """A paged placement is to be written again, because its segment retires; `record` is the PUT it stands in."""
+        self._moved_paged.append((queue, int(seq), record))
+
+    def move(self, placements: list[tuple[Queue, Entry]]) -> None:
+        """The placements of one message that are to be written again, because their segment retires."""
+        self._moved.append(placements)
+
+    def note(self, kind: i64, document: object, sync: bool) -> None:
+        """A definition changed, a dedup key was used, or a settle record is carried forward."""
+        w = BytesWriter()
+        records.write_document(w, kind, document)
+        self._definitions.append(w.getvalue())
+        self.bytes += len(w)
+        if kind == records.MARK:
+            self.marks += 1
+        if sync:
+            self.wants_sync = True
+
+    def note_raw(self, record: bytes) -> None:
+        """A settle record is carried forward as it stands."""
+        self._definitions.append(record)
+
+    def note_first(self, kind: i64, document: object) -> None:
+        """What a new segment begins with."""
+        w = BytesWriter()
+        records.write_document(w, kind, document)
+        self._definitions.insert(0, w.getvalue())
+        self.wants_sync = True
+
+    def note_ids(self, ceiling: i64) -> None:
+        """Message numbers up to the ceiling may be given out before this is said again."""
+        w = BytesWriter()
+        records.write_ids(w, ceiling)
+        self._definitions.append(w.getvalue())
+        self.ids_ceiling = ceiling
+
+    def note_retired(self, segment: i64) -> None:
+        """Nothing in this segment is needed any more, once this is durable."""
+        w = BytesWriter()
+        records.write_retired(w, segment)
+        self._definitions.append(w.getvalue())
+        self.wants_sync = True
+
+    def change(self, operation: str, tenant: str, details: dict[str, object]) -> None:
+        """A definition changed; the journal words it when it takes the batch."""
+        if self.active:
+            self._changes.append((operation, tenant, details))
+            self.wants_sync = True
+
+    def take_changes(self) -> list[tuple[str, str, dict[str, object]]]:
+        taken = self._changes
+        self._changes = []
+        return taken
+
+    def died(self, segment: i64) -> None:
+        """A written placement is gone, or stands in another segment."""
+        at = segment - self._first_segment
+        self._live[at] -= 1
+
+    def refuse(self, why: RookeryError) -> None:
+        """Take no more publishes, for this reason; settles go on."""
+        self.refusal = why
+        self.refusing = True
+
+    def accept(self) -> None:
+        """Take publishes again, if nothing failed for good."""
+        if self.failure is None:
+            self.refusal = None
+            self.refusing = False
+
+    def check(self) -> None:
+        """Raise if publishes are refused."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    # Counting what lives in each segment
+
+    def open_segment(self, segment: i64) -> None:
+        """Start to count for a segment; the first one opened is the oldest there is."""
+        if not len(self._live):
+            self._first_segment = segment
+        while self._first_segment + len(self._live) <= segment:
+            self._live = append(self._live, 0)
+
+    def live(self, segment: i64) -> i64:
+        """How many placements in a segment are still in their queues."""
+        return self._live[segment - self._first_segment]
+
+    def add_live(self, segment: i64, placements: i64) -> None:
+        at = segment - self._first_segment
+        self._live[at] += placements
+
+    # Taking
+
+    def pending(self) -> bool:
+        if self._entries or len(self._exits) > 0 or self._definitions or self._changes:
+            return True
+        return bool(self._backs or self._moved or self._moved_paged)
+
+    def horizon(self) -> i64:
+        """The number of the batch after which everything that happened so far is durable."""
+        return self.batch if self.pending() else self.batch - 1
+
+    def take(self, segment: i64, offset: i64) -> bytes:
+        """The records of all notes, as they are now, for a batch at this offset of a segment; the next one begins.
+
+        Entries that need not stay in memory are paged out as they are written.
+        """
+        self._base = (segment << PLACE_BITS) + offset + records.BATCH_HEADER_BYTES
+        w = BytesWriter()
+        self.puts = 0
+        self.marks = 0
+        for record in self._definitions:
+            w.write(record)
+        self._definitions = []
+        self._write_entries(w, segment)
+        if self._moved:
+            for placements in self._moved:
+                self._write_moved(w, placements, segment)
+            self._moved = []
+        if self._moved_paged:
+            moved = self._moved_paged
+            self._moved_paged = []
+            for queue, seq, record in moved:
+                self._write_moved_paged(w, queue, seq, record, segment)
+        i: i64 = 0
+        n: i64 = len(self._backs)
+        while i < n:
+            entry = self._backs[i]
+            if entry.state != GONE:
+                queue = self._back_queues[i]
+                flags: i64 = REDELIVERED if entry.redelivered else 0
+                due: i64 = entry.due_ms if entry.state == DELAYED else 0
+                records.write_back(w, queue.number, entry.seq, entry.message.segment, due, i64(entry.attempts), flags)
+            i += 1
+        if n:
+            self._backs = []
+            self._back_queues = []
+        if len(self._exits):
+            w.write(self._exits.getvalue())
+            self._exits = BytesWriter()
+        self.batch += 1
+        self.bytes = 0
+        self.wants_sync = False
+        self.urgent = False
+        return w.getvalue()
+
+    def _write_entries(self, w: BytesWriter, segment: i64) -> None:
+        queues = self._queues
+        entries = self._entries
+        n: i64 = len(entries)
+        i: i64 = 0
+        while i < n:
+            message = entries[i].message
+            j = i + 1
+            live: i64 = 1 if entries[i].state != GONE else 0
+            while j < n and entries[j].message is message:
+                if entries[j].state != GONE:
+                    live += 1
+                j += 1
+            if live:
+                place = self._base + len(w)
+                at = self._begin_put(w, message, live)
+                k = i
+                while k < j:
+                    if entries[k].state != GONE:
+                        self._place(w, queues[k], entries[k])
+                    k += 1
+                records.end_put(w, at)
+                message.set_segment(segment)
+                if self.paging:
+                    while i < j:
+                        if entries[i].state == READY:
+                            queues[i].page_out(entries[i], place)
+                        i += 1
+                self.add_live(segment, live)
+                self.puts += live
+            i = j
+        if n:
+            self._queues = []
+            self._entries = []
+
+    def _write_moved(self, w: BytesWriter, placements: list[tuple[Queue, Entry]], segment: i64) -> None:
+        live = [(queue, entry) for queue, entry in placements if entry.state != GONE]
+        if not live:
+            return
+        message = live[0][1].message
+        at = self._begin_put(w, message, len(live))
+        for queue, entry in live:
+            self._place(w, queue, entry)
+        records.end_put(w, at)
+        self.add_live(message.segment, -len(live))
+        message.set_segment(segment)
+        self.add_live(segment, len(live))
+        self.puts += len(live)
+
+    def _write_moved_paged(self, w: BytesWriter, queue: Queue, seq: i64, record: bytes, segment: i64) -> None:
+        old = queue.paged_place(seq)
+        if queue.deleted or not old:
+            # read back meanwhile: then it moves as others do
+            entry = None if queue.deleted else queue.find(seq)
+            if entry is not None and entry.message.segment and entry.message.segment != segment:
+                self._write_moved(w, [(queue, entry)], segment)
+            return
+        place = self._base + len(w)
+        reader = records.Reader(record, 0, len(record))
+        reader.next()
+        i: i64 = 0
+        while i < reader.placements:
+            reader.placement()
+            i += 1
+            if reader.queue == queue.number and reader.seq == seq:
+                break
+        message = records.read_message(record, {})
+        at = self._begin_put(w, message, 1)
+        records.place(w, queue.number, seq, reader.enqueued_ms, 0, reader.attempts, reader.flags)
+        records.end_put(w, at)
+        queue.move_paged(seq, place)
+        self.died(old >> PLACE_BITS)
+        self.add_live(segment, 1)
+        self.puts += 1
+
+    def _begin_put(self, w: BytesWriter, message: Message, placements: i64) -> i64:
+        if self.compress_min and len(message.body) >= self.compress_min:
+            small = records.compress(message.body)
+            if len(small) < len(message.body):
+                return records.begin_put(w, message, small, True, placements)
+        return records.begin_put(w, message, message.body, False, placements)
+
+    def _place(self, w: BytesWriter, queue: Queue, entry: Entry) -> None:
+        flags: i64 = REDELIVERED if entry.redelivered else 0
+        due: i64 = entry.due_ms if entry.state == DELAYED else 0
+        records.place(w, queue.number, entry.seq, entry.enqueued_ms, due, i64(entry.attempts), flags)

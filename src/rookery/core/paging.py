@@ -1,0 +1,138 @@
+"""The part of a long line that is not in memory: for each entry four packed numbers, and no Python object.
+
+A paged entry stands in the journal (or, if it is transient, in a spill file) at a *place*. Pages are read back from the
+front, in order, a run at a time. Only plain entries are paged: ready, of no special priority, without expiry or group.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from rookery._bytes import append, vec
+
+PAGE_ENTRIES: Final[i64] = 1024
+PLACE_BITS: Final[i64] = 36
+"""A place is segment << 36 | offset: segments are far smaller than 64 GiB."""
+
+SPILLED: Final[i64] = 1 << 62
+"""Added to the place of a transient entry: it stands in a spill file."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Pager:
+    """Where paged entries are kept; a store implements it."""
+
+    def record(self, place: i64) -> bytes:
+        """The PUT record at a place."""
+        raise NotImplementedError
+
+    def spill(self, record: bytes) -> i64:
+        """Keep the PUT record of a transient message; its place."""
+        raise NotImplementedError
+
+    def forget(self, place: i64) -> None:
+        """A spilled record is not needed any more."""
+        raise NotImplementedError
+
+
+@final
+class Page:
+    """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered."""
+
+    def __init__(self) -> None:
+        self.seqs: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.places: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.times: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.meta: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.head: i64 = 0
+
+    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64) -> None:
+        self.seqs = append(self.seqs, seq)
+        self.places = append(self.places, place)
+        self.times = append(self.times, enqueued_ms)
+        self.meta = append(self.meta, meta)
+
+    def find(self, seq: i64) -> i64:
+        """The index of a sequence, -1 when it is not here."""
+        low = self.head
+        high: i64 = len(self.seqs)
+        while low < high:
+            middle = (low + high) >> 1
+            there = self.seqs[middle]
+            if there == seq:
+                return middle
+            if there < seq:
+                low = middle + 1
+            else:
+                high = middle
+        return -1
+
+
+@final
+class Paged:
+    """All paged entries of one line, in order of sequence."""
+
+    def __init__(self) -> None:
+        self._pages: list[Page] = []
+        self._first: i64 = 0
+        self.count: i64 = 0
+
+    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64) -> None:
+        if not self._pages or len(self._pages[-1].seqs) >= PAGE_ENTRIES:
+            self._pages.append(Page())
+        self._pages[-1].add(seq, place, enqueued_ms, meta)
+        self.count += 1
+
+    def front(self) -> Page:
+        """The page that holds the first entry, at its `head`."""
+        return self._pages[self._first]
+
+    def first_seq(self) -> i64:
+        page = self._pages[self._first]
+        return page.seqs[page.head]
+
+    def drop_first(self) -> None:
+        """The first entry was read back."""
+        page = self._pages[self._first]
+        page.head += 1
+        self.count -= 1
+        if page.head >= len(page.seqs):
+            self._first += 1
+            if self._first >= 64 and self._first * 2 >= len(self._pages):
+                del self._pages[: self._first]
+                self._first = 0
+            elif self._first >= len(self._pages):
+                self._pages = []
+                self._first = 0
+
+    def find(self, seq: i64) -> Page | None:
+        """The page that holds a sequence."""
+        low = self._first
+        high: i64 = len(self._pages)
+        while low < high:
+            middle = (low + high) >> 1
+            page = self._pages[middle]
+            if page.seqs[len(page.seqs) - 1] < seq:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(self._pages):
+            page = self._pages[low]
+            if page.find(seq) >= 0:
+                return page
+        return None
+
+    def place_of(self, seq: i64) -> i64:
+        """Where the entry of that sequence stands, 0 when it is not paged."""
+        page = self.find(seq)
+        if page is None:
+            return 0
+        return page.places[page.find(seq)]
+
+    def move(self, seq: i64, place: i64) -> None:
+        """The entry of that sequence stands elsewhere now."""
+        page = self.find(seq)
+        if page is not None:
+            page.places[page.find(seq)] = place
