@@ -6,11 +6,13 @@ def test_retry(rookery_broker, rookery_clock):
     jobs.claim()[0].retry()
     rookery_clock.advance(500)
     assert jobs.claim()[0].attempt == 2
+
+What becomes due as the clock moves happens with the next call; `tick()` is one for those who only wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,9 +40,11 @@ def rookery_broker(rookery_clock: ManualClock) -> Iterator[Broker]:
 
 
 @pytest.fixture
-async def rookery_async_broker(rookery_clock: ManualClock) -> AsyncIterator[AsyncBroker]:
-    """An async broker in memory; needs pytest-asyncio or anyio's plugin to run async tests."""
+def rookery_async_broker(rookery_clock: ManualClock) -> AsyncBroker:
+    """An async broker in memory, whatever runs the async tests: it joins the loop of the test that uses it.
+
+    Its handlers run in `async with rookery_async_broker:` or after `await rookery_async_broker.start()`.
+    """
     from rookery.embed import AsyncBroker
 
-    async with AsyncBroker(clock=rookery_clock, secret=b"testing") as broker:
-        yield broker
+    return AsyncBroker(clock=rookery_clock, secret=b"testing")

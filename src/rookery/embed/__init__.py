@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from rookery.embed.aio.broker import AsyncBroker
-from rookery.embed.aio.deliveries import AsyncDelivery
+from rookery.embed.aio.deliveries import AsyncDelivery, AsyncQueueSubscription
+from rookery.embed.aio.queues import AsyncExchange, AsyncQueue
+from rookery.embed.aio.topics import AsyncTopicSubscription
+from rookery.embed.aio.transactions import AsyncTransaction
 from rookery.embed.blocking.broker import Broker
-from rookery.embed.blocking.deliveries import Delivery
+from rookery.embed.blocking.deliveries import Delivery, QueueSubscription
+from rookery.embed.blocking.queues import Exchange, Queue
+from rookery.embed.blocking.topics import TopicSubscription
+from rookery.embed.blocking.transactions import Transaction
 from rookery.embed.context import Observation
 from rookery.embed.messages import HIGH, HIGHEST, LOW, LOWEST, NORMAL, Message
 from rookery.embed.options import Config, SubOptions
@@ -18,10 +24,20 @@ __all__ = [
     "NORMAL",
     "AsyncBroker",
     "AsyncDelivery",
+    "AsyncExchange",
+    "AsyncQueue",
+    "AsyncQueueSubscription",
+    "AsyncTopicSubscription",
+    "AsyncTransaction",
     "Broker",
     "Config",
     "Delivery",
+    "Exchange",
     "Message",
     "Observation",
+    "Queue",
+    "QueueSubscription",
     "SubOptions",
+    "TopicSubscription",
+    "Transaction",
 ]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
-from rookery.core.topology import Tenant, check_name
+from rookery.core.policy import TIME_MAX_MS
+from rookery.core.topology import NAME_MAX_BYTES, Tenant, check_name
+from rookery.core.transactions import Publish
 from rookery.embed.engine import AsyncEngine, AsyncSignal, Engine, Signal
-from rookery.embed.messages import Parcel, pack
-from rookery.embed.options import Config
+from rookery.embed.messages import pack
+from rookery.embed.options import TOPIC_MAX_CHARS, Config
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidTopic, InvalidType, RookeryError
 
 TOPICS: Final = "amq.topic"
 """The exchange on which topics of the embedded face, MQTT topics and AMQP bindings meet."""
 
-TOPIC_MAX_CHARS: Final = 1024
-
 
 class Observation:
-    """One operation, as told to an observer."""
+    """One operation, as told to an observer: publish, subscribe, ack, nack, redeliver, metrics or close.
+
+    `panicked` says that the error is not one of the broker's own.
+    """
 
     __slots__ = ("duration_ms", "error", "operation", "panicked", "topic")
 
@@ -29,21 +32,23 @@ class Observation:
         self.topic = topic
         self.duration_ms = duration_ms
         self.error = error
-        self.panicked = error is not None and not isinstance(error, RookeryError)
+        # a caller who gives up waiting is no failure
+        self.panicked = isinstance(error, Exception) and not isinstance(error, RookeryError)
 
     def __repr__(self) -> str:
         return f"Observation({self.operation!r}, {self.topic!r}, {self.duration_ms:.3f} ms, error={self.error!r})"
 
 
-Observer = Callable[[Observation], None]
+Observer = Callable[[Observation], object]
+EngineT = TypeVar("EngineT", Engine, AsyncEngine)
 SignalT = TypeVar("SignalT", Signal, AsyncSignal)
 
 
-class Context:
-    """Shared by a broker and all handles it gave out."""
+class Context(Generic[EngineT]):
+    """Shared by a broker and all handles it gave out. User's code is never called within a turn."""
 
-    def __init__(self, engine: Engine | AsyncEngine, tenant: Tenant, config: Config, observer: Observer | None) -> None:
-        self.engine = engine
+    def __init__(self, engine: EngineT, tenant: Tenant, config: Config, observer: Observer | None) -> None:
+        self.engine: EngineT = engine
         self.tenant = tenant
         self.config = config
         self.observer = observer
@@ -51,7 +56,7 @@ class Context:
         self.last_error: str | None = None
         self.last_panic: str | None = None
         self.last_panic_ms: int | None = None
-        self.counter = 0
+        self._counter = 0
         self._signals: weakref.WeakSet[Signal | AsyncSignal] = weakref.WeakSet()
 
     def watch(self, signal: SignalT) -> SignalT:
@@ -70,18 +75,32 @@ class Context:
             raise BrokerClosed("the broker is closed")
 
     def next_name(self, kind: str) -> str:
-        """A name for something of ours that users do not name."""
-        self.counter += 1
-        return f"amq.{kind}-{self.counter}"
+        """A name for something of ours that users do not name (within a turn)."""
+        while True:
+            self._counter += 1
+            name = f"amq.{kind}-{self._counter}"
+            if name not in self.tenant.queues:
+                return name
 
-    def parcel(self, value: object, headers: dict[str, object] | None = None) -> Parcel:
-        """A value or Message, encoded for the core by this broker's settings."""
-        shard = self.engine.shard
-        return pack(value, shard.wall_ms, self.config.message_ttl_ms, self.config.require_body, headers)
+    def pack(
+        self,
+        exchange: str,
+        key: str,
+        value: object,
+        mandatory: bool = False,
+        headers: dict[str, object] | None = None,
+    ) -> Publish:
+        """A value or Message as the core takes it, by this broker's settings. Runs outside of turns: it may call the
+        value's own code.
+        """
+        config = self.config
+        return pack(
+            exchange, key, value, self.engine.clock, config.message_ttl_ms, config.require_body, mandatory, headers
+        )
 
     def observe(self, operation: str, topic: str, started: float, error: BaseException | None) -> None:
         """Tell the observer, if metrics are on; an observer that fails is noted, not obeyed."""
-        if error is not None:
+        if isinstance(error, Exception):
             self.last_error = f"{type(error).__name__}: {error}"
         if self.observer is None or not self.config.enable_metrics:
             return
@@ -95,31 +114,53 @@ class Context:
         self.last_panic_ms = self.engine.clock.wall_ms()
 
 
+# Checks of arguments, each naming the one that is wrong
+
+
 def check_topic(topic: object) -> str:
     """A topic or pattern as a routing key: `/` separates levels as `.` does, and `+` is one level as `*` is."""
     if not isinstance(topic, str):
         raise InvalidType(f"topic must be str, not {type(topic).__name__}", argument="topic")
     if not topic.strip() or len(topic) > TOPIC_MAX_CHARS:
-        raise InvalidTopic(f"a topic has 1 to {TOPIC_MAX_CHARS} characters", argument="topic")
-    if "/" in topic:
+        raise InvalidTopic(f"a topic has 1 to {TOPIC_MAX_CHARS} characters and is not blank", argument="topic")
+    if "/" in topic or topic == "+":
         topic = ".".join("*" if level == "+" else level for level in topic.split("/"))
     return topic
+
+
+def check_key(key: object) -> str:
+    """A routing key, which may be empty."""
+    if not isinstance(key, str):
+        raise InvalidType(f"key must be str, not {type(key).__name__}", argument="key")
+    if len(key.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES:
+        raise InvalidArgument(f"key is longer than {NAME_MAX_BYTES} bytes", argument="key")
+    return key
+
+
+def check_text(value: object, argument: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidType(f"{argument} must be str, not {type(value).__name__}", argument=argument)
+    return value
 
 
 def check_positive(value: object, argument: str) -> int:
     if type(value) is not int:
         raise InvalidType(f"{argument} must be int, not {type(value).__name__}", argument=argument)
-    if value < 1:
-        raise InvalidArgument(f"{argument} must be at least 1, not {value}", argument=argument)
+    if not 1 <= value <= TIME_MAX_MS:
+        raise InvalidArgument(f"{argument} must be between 1 and {TIME_MAX_MS}, not {value}", argument=argument)
     return value
 
 
-def check_wait(value: object, argument: str) -> int:
+def check_not_negative(value: object, argument: str) -> int:
     if type(value) is not int:
         raise InvalidType(f"{argument} must be int, not {type(value).__name__}", argument=argument)
-    if value < 0:
-        raise InvalidArgument(f"{argument} must not be negative", argument=argument)
+    if not 0 <= value <= TIME_MAX_MS:
+        raise InvalidArgument(f"{argument} must be between 0 and {TIME_MAX_MS}, not {value}", argument=argument)
     return value
+
+
+def check_timeout(value: object) -> int | None:
+    return None if value is None else check_not_negative(value, "timeout_ms")
 
 
 __all__ = [
@@ -128,8 +169,11 @@ __all__ = [
     "Context",
     "Observation",
     "Observer",
+    "check_key",
     "check_name",
+    "check_not_negative",
     "check_positive",
+    "check_text",
+    "check_timeout",
     "check_topic",
-    "check_wait",
 ]

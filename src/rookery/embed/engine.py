@@ -12,16 +12,25 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from asyncio import get_running_loop
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from rookery.clock import Clock, ManualClock
+from rookery.core.access import Access
 from rookery.core.shard import Shard
-from rookery.errors import InvalidArgument, NotInitialized
+from rookery.errors import InvalidType, NotInitialized, RecoveredPanic
 from rookery.model import NEVER
+from rookery.store.file import FileMedium
+from rookery.store.journal import FREE_BYTES_MIN, Journal
 
 TIMER_MAX_MS: Final = 1_000
 """The longest sleep while something is due later: a jump of the wall clock is noticed within this time."""
+
+WAIT_MAX_MS: Final = 1_000_000_000_000
+"""The longest single wait that every platform can express, about 31 years."""
 
 
 class _Forks:
@@ -48,14 +57,22 @@ class _Engine:
         self._forks = _Forks.count
         self._ticking = not isinstance(clock, ManualClock)
         self._armed_ms: int = NEVER
+        self.journal: Journal | None = None
+        self.shard.turn(clock.wall_ms(), clock.mono_ms())
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that the engine belongs to."""
+        return self._forks != _Forks.count
 
     def begin(self) -> None:
         """Start a turn: pass the time in and do what is due."""
         if self._forks != _Forks.count:
             raise NotInitialized("this broker belongs to the process that this one was forked from")
-        self.shard.turn(self.clock.wall_ms(), self.clock.mono_ms())
+        clock = self.clock
+        self.shard.turn(clock.wall_ms(), clock.mono_ms())
 
-    def end(self) -> None:
+    def end(self, *exc: object) -> None:
         """End a turn: deliver, wake whoever waits, set the timer."""
         shard = self.shard
         shard.flush()
@@ -66,20 +83,66 @@ class _Engine:
                 if signal is not None:
                     cast(Signal, signal).set()
             touched.clear()
-        if self._ticking:
-            wait = shard.next_due_ms()
-            if wait != NEVER:
-                due = shard.mono_ms + min(wait, TIMER_MAX_MS)
-                if due < self._armed_ms:
-                    self._armed_ms = due
-                    self._arm(due - shard.mono_ms)
+        wait = shard.next_due_ms() if self._ticking else NEVER
+        if self.journal is not None:
+            self.journal.retry()
+            self.journal.pump()
+            lazy = self.journal.next_due_ms()
+            if lazy is not None:
+                wait = min(wait, lazy)
+        if self._ticking and wait != NEVER:
+            due = shard.mono_ms + min(wait, TIMER_MAX_MS)
+            if due < self._armed_ms:
+                self._armed_ms = due
+                self._arm(due - shard.mono_ms)
 
     def _arm(self, wait_ms: int) -> None:
         raise NotImplementedError
 
+    def open_journal(
+        self,
+        directory: Path,
+        *,
+        sync: str,
+        page_bytes: int,
+        compress_min_bytes: int,
+        free_bytes_min: int = FREE_BYTES_MIN,
+        access: Access | None = None,
+    ) -> None:
+        """Keep what is durable on disk, and begin with what is there."""
+        medium = FileMedium(directory)
+        self.shard.page_bytes = page_bytes or NEVER
+        journal = Journal(
+            self.shard,
+            medium,
+            post=self._post,
+            access=access,
+            sync=sync,
+            compress_min=compress_min_bytes,
+            on_progress=self._progressed,
+            spill_directory=directory,
+            free_bytes_min=free_bytes_min,
+        )
+        try:
+            journal.open()
+        except BaseException:
+            medium.close()
+            raise
+        self.journal = journal
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Run what the medium's thread hands over, within a turn of our own."""
+        raise NotImplementedError
+
+    def _progressed(self) -> None:
+        raise NotImplementedError
+
 
 class Signal:
-    """Wakes every thread that waits on it. Clear it, look, and wait only if there was nothing to see."""
+    """Wakes every thread that waits on it.
+
+    Several may wait on one signal as long as it is cleared within a turn, and only when there is nothing to be had.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -91,13 +154,12 @@ class Signal:
         self._event.clear()
 
     def wait(self, timeout_ms: float | None) -> bool:
-        return self._event.wait(None if timeout_ms is None else max(0.0, timeout_ms) / 1000)
+        """Whether it was set in time."""
+        return self._event.wait(None if timeout_ms is None else min(max(0.0, timeout_ms), WAIT_MAX_MS) / 1000)
 
 
 class Engine(_Engine):
     """The engine of the blocking face: any thread may take a turn, a thread of its own keeps the time."""
-
-    signal = Signal
 
     def __init__(self, clock: Clock, secret: bytes) -> None:
         super().__init__(clock, secret)
@@ -105,8 +167,13 @@ class Engine(_Engine):
         self._timer = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._workers: list[threading.Thread] = []
+        self._progress = threading.Condition(self._lock)
+        self.change = Change(self)
 
     def __enter__(self) -> Self:
+        # asked before the lock: in a forked child, a thread that is not there may hold it
+        if self._forks != _Forks.count:
+            raise NotInitialized("this broker belongs to the process that this one was forked from")
         self._lock.acquire()
         try:
             self.begin()
@@ -130,39 +197,97 @@ class Engine(_Engine):
     def _keep_time(self) -> None:
         with self._lock:
             while not self.closed:
+                if self._armed_ms == NEVER:
+                    self._timer.wait()
+                    continue
                 wait_ms = self._armed_ms - self.clock.mono_ms()
                 if wait_ms > 0:
-                    self._timer.wait(min(wait_ms, TIMER_MAX_MS) / 1000)
+                    self._timer.wait(wait_ms / 1000)
                 else:
                     self._armed_ms = NEVER
                     self.begin()
                     self.end()
 
+    def _post(self, work: Callable[[], None]) -> None:
+        with self:
+            work()
+
+    def _progressed(self) -> None:
+        self._progress.notify_all()
+
+    def lasting(self) -> None:
+        """Wait until everything that happened so far is on disk, as far as the sync policy promises."""
+        log = self.shard.log
+        with self._lock:
+            batch = log.horizon()
+            if log.written < batch:
+                with self:
+                    log.urgent = True
+            while log.written < batch:
+                if log.failure is not None:
+                    raise log.failure
+                self._progress.wait()
+
     def start(self) -> None:
         """Nothing to do: threads start when they are needed."""
 
-    def spawn(self, work: Callable[..., None], *arguments: object) -> None:
-        """Run `work` in a thread of its own until it returns."""
-        worker = threading.Thread(target=work, args=arguments, name="rookery-handler", daemon=True)
-        self._workers.append(worker)
-        worker.start()
+    def check_handler(self, function: Callable[..., object]) -> None:
+        """Refuse what `call` cannot call."""
+        if is_coroutine_function(function):
+            raise InvalidType("a coroutine function needs an AsyncBroker", argument="handler")
 
     def call(self, function: Callable[..., object], *arguments: object) -> object:
         """Call a user's function."""
-        result = function(*arguments)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise InvalidArgument("a coroutine function needs an AsyncBroker", argument="handler")
-        return result
+        return function(*arguments)
+
+    def spawn(self, work: Callable[..., None], *arguments: object) -> None:
+        """Run `work` in a thread of its own until it returns."""
+        worker = threading.Thread(target=work, args=arguments, name="rookery-worker", daemon=True)
+        self._workers = [w for w in self._workers if w.is_alive()]
+        worker.start()
+        self._workers.append(worker)
+
+    def join(self, grace_ms: int) -> None:
+        """Wait for all that was spawned; what has not ended in time is left to itself."""
+        until = time.monotonic() + grace_ms / 1000
+        for worker in self._workers:
+            if worker is not threading.current_thread():
+                worker.join(max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
-        """End the timer and wait for the workers, which have been told."""
+        """Write what is not written yet, and end the timer."""
+        journal = self.journal
+        if journal is not None:
+            with self:
+                self.shard.log.urgent = True
+            try:
+                self.lasting()
+            finally:
+                self.journal = None
+                journal.close()
         with self._lock:
             self.closed = True
             self._timer.notify()
-        for worker in self._workers:
-            if worker is not threading.current_thread():
-                worker.join()
+
+
+class Change:
+    """`with engine.change:` is a turn whose effects are on disk when it has been left."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Engine:
+        return self._engine.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        engine = self._engine
+        if engine.journal is None:
+            engine.__exit__()
+            return
+        engine.shard.log.urgent = True
+        engine.__exit__()
+        if kind is None:
+            engine.lasting()
 
 
 class AsyncSignal:
@@ -170,88 +295,199 @@ class AsyncSignal:
 
     def __init__(self) -> None:
         self._set = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[bool]] = []
 
     def set(self) -> None:
         self._set = True
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(True)
         self._waiters.clear()
 
     def clear(self) -> None:
         self._set = False
 
     async def wait(self, timeout_ms: float | None) -> bool:
+        """Whether it was set in time."""
         if self._set:
             return True
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.append(waiter)
+        timer = None
+        if timeout_ms is not None:
+            timer = loop.call_later(min(max(0.0, timeout_ms), WAIT_MAX_MS) / 1000, _give_up, waiter)
         try:
-            await asyncio.wait_for(waiter, None if timeout_ms is None else max(0.0, timeout_ms) / 1000)
-        except TimeoutError:
-            return False
+            return await waiter
         finally:
+            if timer is not None:
+                timer.cancel()
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-        return True
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 class AsyncEngine(_Engine):
-    """The engine of the async face: everything happens in one event loop."""
-
-    signal = AsyncSignal
+    """The engine of the async face: everything happens in one event loop, the first that uses it."""
 
     def __init__(self, clock: Clock, secret: bytes) -> None:
         super().__init__(clock, secret)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._progress = AsyncSignal()
+        self.change = AsyncChange(self)
+
+    def begin(self) -> None:
+        loop = get_running_loop()
+        if loop is not self._loop:
+            self._adopt(loop)
+        super().begin()
 
     def __enter__(self) -> Self:
-        self.begin()
+        # `begin`, written out: there is a turn for every call
+        if get_running_loop() is not self._loop or self._forks != _Forks.count:
+            self.begin()
+        else:
+            clock = self.clock
+            self.shard.turn(clock.wall_ms(), clock.mono_ms())
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.end()
+    __exit__ = _Engine.end
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Move to another loop, which is possible once the old one has stopped."""
+        if self._loop is not None:
+            if self._loop.is_running():
+                raise NotInitialized("this broker belongs to another event loop; a Broker serves any number of threads")
+            if self._handle is not None:
+                self._handle.cancel()
+                self._handle = None
+            self._armed_ms = NEVER
+        self._loop = loop
 
     def _arm(self, wait_ms: int) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+        assert self._loop is not None
         self._handle = self._loop.call_later(max(0, wait_ms) / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         self._handle = None
         self._armed_ms = NEVER
-        if not self.closed:
+        if not self.closed and not self.forked:
             self.begin()
             self.end()
 
+    def _post(self, work: Callable[[], None]) -> None:
+        loop = self._loop
+        assert loop is not None
+        try:
+            loop.call_soon_threadsafe(self._run, work)
+        except RuntimeError:
+            # the loop is gone, and whoever waited in it: what is on disk is found at the next start
+            return
+
+    def _run(self, work: Callable[[], None]) -> None:
+        with self:
+            work()
+
+    def _progressed(self) -> None:
+        self._progress.set()
+
+    async def lasting(self) -> None:
+        """Wait until everything that happened so far is on disk, as far as the sync policy promises."""
+        log = self.shard.log
+        batch = log.horizon()
+        if log.written < batch:
+            with self:
+                log.urgent = True
+        while log.written < batch:
+            if log.failure is not None:
+                raise log.failure
+            self._progress.clear()
+            await self._progress.wait(None)
+
     async def start(self) -> None:
         """Belong to the running loop."""
-        self._loop = asyncio.get_running_loop()
+        loop = get_running_loop()
+        if loop is not self._loop:
+            self._adopt(loop)
 
-    def spawn(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Run `work` in a task of its own until it returns."""
-        task = asyncio.ensure_future(work(*arguments))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def check_handler(self, function: Callable[..., object]) -> None:
+        """Plain functions and coroutine functions both will do; a plain one holds up the loop while it runs."""
 
     async def call(self, function: Callable[..., object], *arguments: object) -> object:
         """Call a user's function, and wait for it when it is a coroutine function."""
         result = function(*arguments)
-        if inspect.isawaitable(result):
+        if not inspect.isawaitable(result):
+            return result
+        try:
             return await result
-        return result
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RecoveredPanic("it cancelled itself") from None
+
+    def spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        """Run `work` in a task of its own until it returns."""
+        assert self._loop is not None
+        task = self._loop.create_task(work(*arguments))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def join(self, grace_ms: int) -> None:
+        """Wait for all that was spawned; what has not ended in time is cancelled."""
+        current = asyncio.current_task()
+        pending = {task for task in self._tasks if task is not current and task.get_loop() is self._loop}
+        if pending:
+            _, late = await asyncio.wait(pending, timeout=grace_ms / 1000)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1)
 
     async def stop(self) -> None:
-        """End the timer and wait for the tasks, which have been told."""
+        """Write what is not written yet, and end the timer."""
+        journal = self.journal
+        if journal is not None:
+            with self:
+                self.shard.log.urgent = True
+            try:
+                await self.lasting()
+            finally:
+                self.journal = None
+                journal.close()
         self.closed = True
         if self._handle is not None:
             self._handle.cancel()
-        current = asyncio.current_task()
-        pending = [task for task in self._tasks if task is not current]
-        if pending:
-            await asyncio.gather(*pending, return_exceptions=True)
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Whether calling it gives a coroutine: a coroutine function, or an object that is called by one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class AsyncChange:
+    """`async with engine.change:` is a turn whose effects are on disk when it has been left."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self._engine.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        engine = self._engine
+        if engine.journal is None:
+            engine.__exit__()
+            return
+        engine.shard.log.urgent = True
+        engine.__exit__()
+        if kind is None:
+            await engine.lasting()

@@ -15,16 +15,20 @@ import msgspec
 from rookery import model, properties
 from rookery.core.policy import TIME_MAX_MS
 from rookery.core.queue import GROUP_HEADER
+from rookery.core.transactions import Publish
 from rookery.errors import EmptyBody, InvalidArgument, InvalidType, MessageExpired, NilMessage
 from rookery.properties import Properties
 
 if TYPE_CHECKING:
+    from rookery.clock import Clock
     from rookery.core.entries import Entry
 
 TEXT: Final = "text/plain"
 JSON: Final = "application/json"
 ACK_ID_HEADER: Final = "x-ack-id"
 ACK_TIMEOUT_HEADER: Final = "x-ack-timeout-ms"
+TIME_HEADER: Final = "timestamp_in_ms"
+"""Beside the timestamp property, which has only seconds."""
 
 LOWEST: Final = 0
 LOW: Final = 10
@@ -33,10 +37,17 @@ HIGH: Final = 30
 HIGHEST: Final = 40
 
 _PLAIN: Final = {
-    (content_type, mode): properties.encode(Properties(content_type=content_type, delivery_mode=mode))
+    content_type: properties.encode(Properties(content_type=content_type, delivery_mode=2))
     for content_type in (None, TEXT, JSON)
-    for mode in (1, 2)
 }
+_PLAIN_BYTES: Final = _PLAIN[None]
+_OURS: Final = (GROUP_HEADER, ACK_ID_HEADER, ACK_TIMEOUT_HEADER, TIME_HEADER)
+"""Headers that are attributes of a Message, and so no part of its `meta`."""
+
+_TEXTS: Final = ("id", "type", "content_type", "correlation_id", "reply_to", "group", "dedup_key")
+
+_TIME_SHOWN_MAX_MS: Final = 253_402_300_799_000
+"""The last second that a datetime can express."""
 
 Moment = datetime | int
 """A point in time: an aware datetime, or milliseconds since 1970."""
@@ -46,11 +57,13 @@ class Message:
     """A message: `data` is bytes, str or a JSON-able value; everything else is optional.
 
     `ttl_ms` or `expires_at` bound its life, `delay_ms` or `deliver_at` hold it back, higher `priority` goes first,
-    messages of one `group` are handled one after the other, a repeated `dedup_key` adds nothing. On a message that was
-    received, `topic`, `time` and (for a dead letter) `deaths` are filled in.
+    messages of one `group` are handled one after the other, a repeated `dedup_key` adds nothing. A message without `id`
+    gets one; without `time`, that of its publishing. On a message that was received, `topic`, `ack_id` (if it waits for
+    an ack) and `deaths` (of a dead letter, newest first) are filled in.
     """
 
     __slots__ = (
+        "ack_id",
         "content_type",
         "correlation_id",
         "data",
@@ -92,6 +105,8 @@ class Message:
         reply_to: str | None = None,
         persistent: bool = True,
     ) -> None:
+        if meta is not None and not isinstance(meta, Mapping):
+            raise InvalidType(f"meta must be a mapping, not {meta.__class__.__name__}", argument="meta")
         self.data = data
         self.id = id
         self.topic = topic
@@ -109,6 +124,7 @@ class Message:
         self.correlation_id = correlation_id
         self.reply_to = reply_to
         self.persistent = persistent
+        self.ack_id: str | None = None
         self.deaths: list[dict[str, object]] = []
 
     def __repr__(self) -> str:
@@ -120,29 +136,28 @@ class Message:
         return str(self.deaths[0]["detail"]) if self.deaths else None
 
 
-class Parcel:
-    """A message as the core takes it. `needs_id`: nobody gave it an id of its own."""
-
-    __slots__ = ("body", "dedup_key", "due_ms", "expires_ms", "id", "persistent", "priority", "props")
-
-    def __init__(self, props: bytes, body: bytes) -> None:
-        self.props = props
-        self.body = body
-        self.priority = 0
-        self.expires_ms = 0
-        self.due_ms = 0
-        self.persistent = True
-        self.dedup_key = ""
-        self.id: str | None = None
+def given_id(value: object) -> str | None:
+    """The id that a message's publisher gave it."""
+    return value.id if isinstance(value, Message) else None
 
 
 class IdList(Sequence[str]):
-    """The ids of messages published together; texts are made when they are looked at."""
+    """The ids of messages published together; texts are made when they are looked at.
 
-    def __init__(self, ids: model.MessageIds, given: list[str | None], numbers: list[int]) -> None:
+    A number that does not go up is that of an earlier message, which a repeated dedup key stands for: such a message
+    was not published, so the id it was given does not count.
+    """
+
+    def __init__(self, ids: model.MessageIds, values: Sequence[object], numbers: list[int], last_id: int) -> None:
         self._ids = ids
-        self._given = given
         self._numbers = numbers
+        self._given: dict[int, str] = {}
+        for index, value in enumerate(values):
+            if numbers[index] > last_id:
+                last_id = numbers[index]
+                given = given_id(value)
+                if given is not None:
+                    self._given[index] = given
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -156,7 +171,9 @@ class IdList(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._given[index] or self._ids.uuid(self._numbers[index])
+        number = self._numbers[index]
+        given = self._given.get(index if index >= 0 else index + len(self)) if self._given else None
+        return given or self._ids.uuid(number)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -167,19 +184,22 @@ class IdList(Sequence[str]):
         return repr(list(self))
 
 
+# Values and bytes
+
+
 def encode_body(data: object) -> tuple[bytes, str | None]:
     """Bytes and content type of a value."""
     if type(data) is bytes:
         return data, None
-    if isinstance(data, str):
-        return data.encode(), TEXT
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data), None
     if data is None:
         raise NilMessage("there is no message: body is None", argument="body")
     try:
+        if isinstance(data, str):
+            return data.encode(), TEXT
         return msgspec.json.encode(data), JSON
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidType(f"body must be bytes, str or a JSON-able value: {error}", argument="body") from None
 
 
@@ -197,53 +217,56 @@ def decode_body(body: bytes, content_type: str | None) -> Any:
     return body
 
 
-def wall_ms(moment: Moment, argument: str) -> int:
-    """A moment as milliseconds since 1970."""
-    if isinstance(moment, datetime):
-        if moment.tzinfo is None:
-            raise InvalidArgument(f"{argument} needs a time zone", argument=argument)
-        return int(moment.timestamp() * 1000)
-    return _duration(moment, argument)
+# Into the core
 
 
-def _duration(value: object, argument: str) -> int:
-    if type(value) is not int:
-        raise InvalidType(f"{argument} must be int, not {type(value).__name__}", argument=argument)
-    if not 0 <= value <= TIME_MAX_MS:
-        raise InvalidArgument(f"{argument} must be between 0 and {TIME_MAX_MS}, not {value}", argument=argument)
-    return value
-
-
-def pack(value: object, now_ms: int, ttl_ms: int, require_body: bool, headers: dict[str, object] | None) -> Parcel:
+def pack(
+    exchange: str,
+    key: str,
+    value: object,
+    clock: Clock,
+    ttl_ms: int,
+    require_body: bool,
+    mandatory: bool,
+    headers: dict[str, object] | None,
+) -> Publish:
     """Encode a value or a Message for the core; `ttl_ms` is the default time to live, `headers` go on top of its
     own.
     """
-    if not isinstance(value, Message):
+    if isinstance(value, Message):
+        return _pack_message(exchange, key, value, clock, ttl_ms, require_body, mandatory, headers)
+    if type(value) is bytes:
+        body, props = value, _PLAIN_BYTES
+    else:
         body, content_type = encode_body(value)
-        if require_body and not body.strip():
-            raise EmptyBody("body cannot be empty", argument="body")
-        if headers is None:
-            props = _PLAIN[content_type, 2]
-        else:
-            props = properties.encode(Properties(content_type=content_type, delivery_mode=2, headers=headers))
-        parcel = Parcel(props, body)
-        if ttl_ms:
-            parcel.expires_ms = now_ms + ttl_ms
-        return parcel
-    return _pack_message(value, now_ms, ttl_ms, require_body, headers)
+        props = _PLAIN[content_type]
+    if require_body and not body.strip():
+        raise EmptyBody("body cannot be empty", argument="body")
+    if headers is not None:
+        props = properties.with_headers(props, headers)
+    expires_ms = clock.wall_ms() + ttl_ms if ttl_ms else 0
+    return Publish(exchange, key, props, body, 0, expires_ms, 0, True, "", mandatory)
 
 
-def _pack_message(m: Message, now_ms: int, ttl_ms: int, require_body: bool, extra: dict[str, object] | None) -> Parcel:
-    if m.id is not None and not str(m.id).strip():
-        raise NilMessage("a message needs an id that is not empty (or none: it gets one)", argument="id")
+def _pack_message(
+    exchange: str,
+    key: str,
+    m: Message,
+    clock: Clock,
+    ttl_ms: int,
+    require_body: bool,
+    mandatory: bool,
+    extra: dict[str, object] | None,
+) -> Publish:
+    _check_message(m)
     body, content_type = encode_body(m.data)
     if require_body and not body.strip():
         raise EmptyBody("body cannot be empty", argument="body")
-    if type(m.priority) is not int or not model.PRIORITY_MIN <= m.priority <= model.PRIORITY_MAX:
-        raise InvalidArgument("priority must be a signed 64-bit int", argument="priority")
     headers = dict(m.meta)
     if m.group:
         headers[GROUP_HEADER] = m.group
+    if m.time is not None:
+        headers[TIME_HEADER] = wall_ms(m.time, "time")
     if extra:
         headers.update(extra)
     try:
@@ -256,52 +279,98 @@ def _pack_message(m: Message, now_ms: int, ttl_ms: int, require_body: bool, extr
                 correlation_id=m.correlation_id,
                 reply_to=m.reply_to,
                 message_id=m.id,
+                timestamp=None if m.time is None else wall_ms(m.time, "time") // 1000,
                 type=m.type,
             )
         )
-    except TypeError as error:
-        raise InvalidType(str(error), argument="message") from None
-    parcel = Parcel(props, body)
-    parcel.id = m.id
-    parcel.priority = m.priority
-    parcel.persistent = m.persistent
-    parcel.dedup_key = m.dedup_key or ""
-    _set_times(parcel, m, now_ms, ttl_ms)
-    return parcel
+    except InvalidArgument as error:
+        if error.argument not in ("content_type", "correlation_id", "reply_to", "type"):
+            error.argument = "id" if error.argument == "message_id" else "meta"
+        raise
+    due_ms, expires_ms = _times(m, clock.wall_ms(), ttl_ms)
+    return Publish(
+        exchange, key, props, body, m.priority, expires_ms, due_ms, m.persistent, m.dedup_key or "", mandatory
+    )
 
 
-def _set_times(parcel: Parcel, m: Message, now_ms: int, ttl_ms: int) -> None:
-    start = now_ms
+def _check_message(m: Message) -> None:
+    if isinstance(m.id, str) and not m.id.strip():
+        raise NilMessage("a message needs an id that is not empty (or none: it gets one)", argument="id")
+    if type(m.priority) is not int:
+        raise InvalidType(f"priority must be int, not {type(m.priority).__name__}", argument="priority")
+    if not model.PRIORITY_MIN <= m.priority <= model.PRIORITY_MAX:
+        raise InvalidArgument("priority must fit 64 bits with a sign", argument="priority")
+    if type(m.persistent) is not bool:
+        raise InvalidType(f"persistent must be bool, not {type(m.persistent).__name__}", argument="persistent")
+    for argument in _TEXTS:
+        text = getattr(m, argument)
+        if text is not None and not isinstance(text, str):
+            raise InvalidType(f"{argument} must be str, not {type(text).__name__}", argument=argument)
+    for argument, text in (("group", m.group), ("dedup_key", m.dedup_key)):
+        if text is not None and len(text.encode("utf-8", "surrogatepass")) > 255:
+            raise InvalidArgument(f"{argument} is longer than 255 bytes", argument=argument)
+    if m.time is not None and not isinstance(m.time, datetime):
+        raise InvalidType(f"time must be a datetime, not {type(m.time).__name__}", argument="time")
+
+
+def _times(m: Message, now_ms: int, ttl_ms: int) -> tuple[int, int]:
+    """When it is to be delivered and when it expires; 0 for at once and for never."""
+    due_ms = 0
     if m.deliver_at is not None:
-        parcel.due_ms = wall_ms(m.deliver_at, "deliver_at")
+        if m.delay_ms is not None:
+            raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
+        due_ms = wall_ms(m.deliver_at, "deliver_at")
     elif m.delay_ms is not None:
-        parcel.due_ms = now_ms + _duration(m.delay_ms, "delay_ms")
-    start = max(start, parcel.due_ms)
+        due_ms = now_ms + _duration(m.delay_ms, "delay_ms")
+    start_ms = max(now_ms, due_ms)
+    expires_ms = 0
     if m.expires_at is not None:
-        parcel.expires_ms = wall_ms(m.expires_at, "expires_at")
-        if parcel.expires_ms and parcel.expires_ms <= now_ms:
+        if m.ttl_ms is not None:
+            raise InvalidArgument("give ttl_ms or expires_at, not both", argument="ttl_ms")
+        expires_ms = wall_ms(m.expires_at, "expires_at")
+        if 0 < expires_ms <= now_ms:
             raise MessageExpired("the message's time is over already", argument="expires_at")
     elif m.ttl_ms is not None:
-        parcel.expires_ms = start + _duration(m.ttl_ms, "ttl_ms")
+        expires_ms = start_ms + _duration(m.ttl_ms, "ttl_ms")
         if m.ttl_ms == 0:
             raise MessageExpired("a time to live of 0 ms is over already", argument="ttl_ms")
     elif ttl_ms:
-        parcel.expires_ms = start + ttl_ms
+        expires_ms = start_ms + ttl_ms
+    return due_ms, expires_ms
+
+
+def wall_ms(moment: Moment, argument: str) -> int:
+    """A moment as milliseconds since 1970."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidArgument(f"{argument} needs a time zone", argument=argument)
+        return _duration(int(moment.timestamp() * 1000), argument)
+    return _duration(moment, argument)
+
+
+def _duration(value: object, argument: str) -> int:
+    if type(value) is not int:
+        raise InvalidType(f"{argument} must be int, not {type(value).__name__}", argument=argument)
+    if not 0 <= value <= TIME_MAX_MS:
+        raise InvalidArgument(f"{argument} must be between 0 and {TIME_MAX_MS}, not {value}", argument=argument)
+    return value
+
+
+# Out of the core
 
 
 def unpack(entry: Entry, ids: model.MessageIds) -> Message:
     """The user's view of a message in a queue."""
     stored = entry.message
     props = properties.decode(stored.props)
+    headers: dict[str, Any] = props.headers or {}
     message = Message(decode_body(stored.body, props.content_type))
     message.id = props.message_id or ids.uuid(stored.public_id)
     message.topic = stored.route.key
     message.type = props.type
-    message.time = datetime.fromtimestamp(entry.enqueued_ms / 1000, UTC)
-    message.meta = props.headers or {}
+    message.time = datetime.fromtimestamp(_published_ms(entry, props.timestamp, headers) / 1000, UTC)
     message.priority = stored.priority
     message.expires_at = stored.expires_ms or None
-    message.group = str(message.meta[GROUP_HEADER]) if GROUP_HEADER in message.meta else None
     message.content_type = props.content_type
     message.correlation_id = props.correlation_id
     message.reply_to = props.reply_to
@@ -309,4 +378,18 @@ def unpack(entry: Entry, ids: model.MessageIds) -> Message:
     message.deaths = [death.as_dict() for death in stored.route.deaths]
     if message.deaths:
         message.topic = str(message.deaths[-1]["routing_key"])
+    if headers:
+        if GROUP_HEADER in headers:
+            message.group = str(headers[GROUP_HEADER])
+        if ACK_ID_HEADER in headers and not message.deaths:
+            message.ack_id = str(headers[ACK_ID_HEADER]) or message.id
+        message.meta = {name: value for name, value in headers.items() if name not in _OURS}
     return message
+
+
+def _published_ms(entry: Entry, timestamp: int | None, headers: dict[str, Any]) -> int:
+    """When its publisher says it was published, else when it entered the queue."""
+    published = headers.get(TIME_HEADER)
+    if type(published) is not int or published < 0:
+        published = int(entry.enqueued_ms) if timestamp is None else int(timestamp) * 1000
+    return min(published, _TIME_SHOWN_MAX_MS)

@@ -3,83 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from rookery.core import dead_letters
 from rookery.core import queue as core
 from rookery.core.entries import Entry
+from rookery.core.shard import Shard
 from rookery.core.snapshots import queue_stats
-from rookery.core.transactions import Publish, apply
-from rookery.embed.aio.deliveries import AsyncDelivery, AsyncQueueSubscription, settle
-from rookery.embed.context import Context, check_positive, check_wait
-from rookery.embed.engine import AsyncEngine, AsyncSignal
-from rookery.embed.messages import IdList, Message, Parcel, unpack
+from rookery.core.topology import Tenant
+from rookery.core.transactions import Publish, Settle, apply
+from rookery.embed.aio.deliveries import (
+    AsyncDelivery,
+    AsyncQueueSubscription,
+    settle,
+    tell_redelivered,
+    wait_for_leases,
+)
+from rookery.embed.context import Context, check_key, check_not_negative, check_positive, check_text
+from rookery.embed.engine import AsyncEngine
+from rookery.embed.messages import IdList, Message, given_id, unpack
+from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType, QueueFull, QueueNotFound, Unroutable
+from rookery.model import PERSISTENT
 
 
-async def publish_one(context: Context, exchange: str, key: str, value: Any, mandatory: bool) -> str:
-    """Publish one value or Message; its id."""
-    context.check_open()
-    with cast(AsyncEngine, context.engine) as engine:
-        return put(context, engine, exchange, key, context.parcel(value), mandatory)
-
-
-def put(context: Context, engine: AsyncEngine, exchange: str, key: str, parcel: Parcel, mandatory: bool) -> str:
-    """Hand a parcel to the core within a turn; the id of its message (the first one's, for a repeated dedup key)."""
-    shard = engine.shard
-    tenant = context.tenant
-    if mandatory and not tenant.queues_for(tenant.way(tenant.exchange(exchange), key), parcel.props):
-        raise Unroutable(f"no queue for key {key!r} of exchange {exchange!r}", argument="key")
-    if parcel.dedup_key:
-        number, reached, repeat = shard.publish_once(
-            tenant,
-            exchange,
-            key,
-            parcel.dedup_key,
-            parcel.props,
-            parcel.body,
-            parcel.priority,
-            parcel.expires_ms,
-            parcel.due_ms,
-            parcel.persistent,
-        )
-        if repeat:
-            return shard.ids.uuid(number)
+def put(shard: Shard, tenant: Tenant, p: Publish, value: object) -> str:
+    """Hand a publish to the core within a turn; the id of its message (the first one's, for a repeated dedup key)."""
+    way = tenant.way(tenant.exchange(p.exchange), p.key)
+    last_id = shard.last_id
+    if len(way.queues) > 1 or way.by_headers or p.dedup_key:
+        # several queues take it or none does
+        number = apply(shard, tenant, [p])[0]
+    elif p.mandatory and not way.queues:
+        if p.exchange:
+            raise Unroutable(f"no queue for key {p.key!r} of exchange {p.exchange!r}", argument="key")
+        raise QueueNotFound(f"no queue {p.key!r} in tenant {tenant.name!r}", argument="queue")
     else:
-        message, reached = shard.publish(
-            tenant,
-            exchange,
-            key,
-            parcel.props,
-            parcel.body,
-            parcel.priority,
-            parcel.expires_ms,
-            parcel.due_ms,
-            parcel.persistent,
-        )
+        flags = PERSISTENT if p.persistent else 0
+        message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, flags)
+        if shard.post(tenant, way, message, p.due_ms) < 0:
+            raise QueueFull(f"queue {way.queues[0].name!r} is full", argument="queue")
         number = message.id
-    if reached < 0:
-        raise QueueFull(f"a queue for key {key!r} is full", argument="key")
-    return parcel.id or shard.ids.uuid(number)
+    return (given_id(value) if number > last_id else None) or shard.ids.uuid(number)
 
 
-async def publish_all(context: Context, exchange: str, key: str, values: Iterable[Any]) -> Sequence[str]:
-    """Publish all values or, when one is invalid or does not fit, none; their ids."""
-    context.check_open()
-    with cast(AsyncEngine, context.engine) as engine:
-        parcels = [context.parcel(value) for value in values]
-        publishes = [
-            Publish(exchange, key, p.props, p.body, p.priority, p.expires_ms, p.due_ms, p.persistent, p.dedup_key)
-            for p in parcels
-        ]
-        numbers = apply(engine.shard, context.tenant, cast(Any, publishes))
-        return IdList(engine.shard.ids, [p.id for p in parcels], numbers)
+def put_all(shard: Shard, tenant: Tenant, publishes: list[Publish], values: Sequence[object]) -> Sequence[str]:
+    """Hand all of them to the core within a turn, or none when one does not fit; their ids."""
+    last_id = shard.last_id
+    operations: list[Publish | Settle] = list(publishes)
+    return IdList(shard.ids, values, apply(shard, tenant, operations), last_id)
+
+
+def check_bodies(bodies: object) -> list[Any]:
+    """What is to be published together, as a list."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping) or not isinstance(bodies, Iterable):
+        raise InvalidType(f"bodies must be a list of bodies, not {type(bodies).__name__}", argument="bodies")
+    return list(bodies)
 
 
 class AsyncQueue:
     """One queue. Handles are cheap and hold no state: two of one name are the same queue."""
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: Context[AsyncEngine], name: str) -> None:
         self._context = context
         self.name = name
 
@@ -91,60 +76,72 @@ class AsyncQueue:
 
     async def publish(self, body: Any) -> str:
         """Put a value or a Message into the queue; returns the message's id."""
-        return await publish_one(self._context, "", self.name, body, True)
+        context = self._context
+        context.check_open()
+        p = context.pack("", self.name, body, True)
+        # `change`, written out: there is a publish for every message
+        with context.engine as engine:
+            message_id = put(engine.shard, context.tenant, p, body)
+        if engine.journal is not None:
+            await engine.lasting()
+        return message_id
 
     async def publish_many(self, bodies: Iterable[Any]) -> Sequence[str]:
-        """Put all of them into the queue, or none when one is invalid; returns their ids."""
-        self._context.check_open()
-        self._core()
-        return await publish_all(self._context, "", self.name, bodies)
+        """Put all of them into the queue, or none when one is invalid or does not fit; returns their ids."""
+        context = self._context
+        context.check_open()
+        values = check_bodies(bodies)
+        publishes = [context.pack("", self.name, value) for value in values]
+        async with context.engine.change as engine:
+            self._core()
+            return put_all(engine.shard, context.tenant, publishes, values)
 
     async def claim(self, count: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None) -> list[AsyncDelivery]:
         """Up to `count` deliveries under lease; waits up to `wait_ms` for the first one."""
         check_positive(count, "count")
-        check_wait(wait_ms, "wait_ms")
+        check_not_negative(wait_ms, "wait_ms")
         context = self._context
         context.check_open()
-        with cast(AsyncEngine, context.engine) as engine:
+        if lease_ms is not None:
+            check_positive(lease_ms, "lease_ms")
+        with context.engine:
             queue = self._core()
-            lease = queue.settings.lease_ms if lease_ms is None else check_positive(lease_ms, "lease_ms")
-            leases = engine.shard.claim(queue, count, lease)
-            if leases or not wait_ms:
-                return [AsyncDelivery(context, lease) for lease in leases]
-            mailbox = engine.shard.wait_claim(queue, count, lease)
-            signal = context.watch(AsyncSignal())
-            mailbox.on_event = signal
-        try:
-            await signal.wait(wait_ms)
-        except BaseException:
-            with cast(AsyncEngine, context.engine):
-                queue.unsubscribe(mailbox)
-                for lapsed in mailbox.take():
-                    queue.release(lapsed)
-            raise
-        context.check_open()
-        with cast(AsyncEngine, context.engine):
-            queue.unsubscribe(mailbox)
-            leases = mailbox.take()
-        if mailbox.ended:
-            raise QueueNotFound(f"queue {self.name!r} was deleted", argument="queue")
+            lease = queue.settings.lease_ms if lease_ms is None else lease_ms
+            leases = queue.claim(count, lease)
+        if not leases and wait_ms:
+            leases = await wait_for_leases(context, queue, count, lease, wait_ms)
+            context.check_open()
+            if queue.deleted:
+                raise QueueNotFound(f"queue {self.name!r} was deleted", argument="queue")
+        if context.observer is not None:
+            tell_redelivered(context, leases)
         return [AsyncDelivery(context, lease) for lease in leases]
 
     async def subscribe(
         self, *, credit: int = 1, lease_ms: int | None = None, priority: int = 0, name: str = ""
     ) -> AsyncQueueSubscription:
-        """A standing demand for up to `credit` unsettled deliveries at a time."""
+        """A standing demand for up to `credit` unsettled deliveries at a time. Higher `priority` is served first;
+        `name` keeps a consumer's share of a queue that distributes by key.
+        """
         check_positive(credit, "credit")
+        check_text(name, "name")
+        if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:
+            raise InvalidArgument("priority must be an int of 32 bits", argument="priority")
         context = self._context
         context.check_open()
-        with cast(AsyncEngine, context.engine) as engine:
+        with context.engine as engine:
             queue = self._core()
             lease = queue.settings.lease_ms if lease_ms is None else check_positive(lease_ms, "lease_ms")
             mailbox = engine.shard.subscribe(queue, credit, lease, priority, name or context.next_name("consumer"))
             return AsyncQueueSubscription(context, mailbox)
 
     async def settle(
-        self, deliveries: list[AsyncDelivery], outcome: str = "ack", *, delay_ms: int | None = None, reason: str = ""
+        self,
+        deliveries: Iterable[AsyncDelivery],
+        outcome: Outcome = "ack",
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
     ) -> None:
         """Settle many deliveries with one outcome (ack, retry, release, reject): all, or none when a lease has
         ended.
@@ -155,21 +152,21 @@ class AsyncQueue:
         """The next `count` ready messages, in order, left where they are."""
         check_positive(count, "count")
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine) as engine:
-            return [unpack(entry, engine.shard.ids) for entry in self._core().ready_entries()[:count]]
+        with self._context.engine as engine:
+            return [unpack(entry, engine.shard.ids) for entry in self._core().ready_entries(count)[:count]]
 
     async def purge(self) -> int:
         """Throw all ready messages away; returns how many."""
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
+        async with self._context.engine.change:
             return self._core().purge()
 
     async def move(self, target: str, *, limit: int = 0, filter: Callable[[Message], bool] | None = None) -> int:
         """Move ready messages to the queue named `target`, in order (all, or up to `limit`); returns how many."""
-        self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
+        check_text(target, "target")
+        chosen = self._choose(check_not_negative(limit, "limit"), filter)
+        async with self._context.engine.change:
             tenant = self._context.tenant
-            chosen = None if filter is None else self._chooser(filter)
             return dead_letters.move(tenant, self._core(), tenant.queue(target), limit, chosen)
 
     async def redrive(
@@ -181,47 +178,63 @@ class AsyncQueue:
         dry_run: bool = False,
     ) -> list[Message]:
         """Send dead letters back to the queues they died in (or to `target`); returns them, also for a dry run."""
-        self._context.check_open()
-        with cast(AsyncEngine, self._context.engine) as engine:
-            chosen = None if filter is None else self._chooser(filter)
-            done = dead_letters.redrive(self._context.tenant, self._core(), limit, chosen, dry_run, target)
+        if target is not None:
+            check_text(target, "target")
+        chosen = self._choose(check_not_negative(limit, "limit"), filter)
+        async with self._context.engine.change as engine:
+            done = dead_letters.redrive(self._context.tenant, self._core(), limit, chosen, bool(dry_run), target)
             return [unpack(entry, engine.shard.ids) for entry, _ in done]
 
-    def _chooser(self, filter: Callable[[Message], bool]) -> Callable[[Entry], bool]:
+    def _choose(self, limit: int, filter: Callable[[Message], bool] | None) -> Callable[[Entry], bool] | None:
+        """The filter's choice among what is ready now, made before the turn in which it is acted upon."""
+        self._context.check_open()
+        if filter is None:
+            return None
         if not callable(filter):
             raise InvalidType("filter must be callable", argument="filter")
-        ids = self._context.engine.shard.ids
-        return lambda entry: bool(filter(unpack(entry, ids)))
+        with self._context.engine as engine:
+            entries = self._core().ready_entries()
+            ids = engine.shard.ids
+        chosen: set[int] = set()
+        for entry in entries:
+            if filter(unpack(entry, ids)):
+                chosen.add(entry.seq)
+                if len(chosen) == limit:
+                    break
+        return lambda entry: entry.seq in chosen
 
     async def bind(self, exchange: str, key: str = "", *, headers: Mapping[str, object] | None = None) -> None:
         """Let an exchange route messages that match `key` (or `headers`) into this queue."""
+        check_key(key)
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
-            self._context.tenant.bind(exchange, self._core(), key, headers)
+        async with self._context.engine.change:
+            self._context.tenant.bind(check_text(exchange, "exchange"), self._core(), key, check_headers(headers))
 
     async def unbind(self, exchange: str, key: str = "", *, headers: Mapping[str, object] | None = None) -> bool:
         """Take a binding away; False when there was none."""
+        check_key(key)
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
-            return self._context.tenant.unbind(exchange, self._core(), key, headers)
+        async with self._context.engine.change:
+            tenant = self._context.tenant
+            return tenant.unbind(check_text(exchange, "exchange"), self._core(), key, check_headers(headers))
 
     async def stats(self) -> dict[str, Any]:
         """Counts, meters and waiting times of this queue."""
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
+        with self._context.engine:
             return queue_stats(self._core())
 
     async def delete(self, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue; returns how many messages were ready in it."""
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
-            return self._context.tenant.delete_queue(self.name, if_unused, if_empty)
+        async with self._context.engine.change:
+            return self._context.tenant.delete_queue(self.name, bool(if_unused), bool(if_empty))
 
 
 class AsyncExchange:
     """One exchange: publish to it by key, bind queues and other exchanges to it."""
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: Context[AsyncEngine], name: str) -> None:
         self._context = context
         self.name = name
 
@@ -230,46 +243,58 @@ class AsyncExchange:
 
     async def publish(self, key: str, body: Any, *, mandatory: bool = False) -> str:
         """Publish a value or Message under a routing key; with `mandatory`, Unroutable when no queue would get it."""
-        if not isinstance(key, str):
-            raise InvalidType(f"key must be str, not {type(key).__name__}", argument="key")
-        return await publish_one(self._context, self.name, key, body, mandatory)
+        context = self._context
+        context.check_open()
+        p = context.pack(self.name, check_key(key), body, bool(mandatory))
+        async with context.engine.change as engine:
+            return put(engine.shard, context.tenant, p, body)
 
     async def publish_many(self, key: str, bodies: Iterable[Any]) -> Sequence[str]:
         """Publish all of them under one key, or none when one is invalid; returns their ids."""
-        return await publish_all(self._context, self.name, key, bodies)
+        context = self._context
+        context.check_open()
+        values = check_bodies(bodies)
+        check_key(key)
+        publishes = [context.pack(self.name, key, value) for value in values]
+        async with context.engine.change as engine:
+            context.tenant.exchange(self.name)
+            return put_all(engine.shard, context.tenant, publishes, values)
 
     async def bind(
         self, target: AsyncQueue | AsyncExchange | str, key: str = "", *, headers: Mapping[str, object] | None = None
     ) -> None:
         """Route messages that match `key` (or `headers`) on to a queue (or its name) or another exchange."""
+        check_key(key)
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
-            tenant = self._context.tenant
-            if isinstance(target, AsyncExchange):
-                tenant.bind(self.name, tenant.exchange(target.name), key, headers)
-            elif isinstance(target, AsyncQueue):
-                tenant.bind(self.name, tenant.queue(target.name), key, headers)
-            elif isinstance(target, str):
-                tenant.bind(self.name, tenant.queue(target), key, headers)
-            else:
-                raise InvalidType("target must be a Queue, an Exchange or the name of a queue", argument="target")
+        async with self._context.engine.change:
+            self._context.tenant.bind(self.name, self._target(target), key, check_headers(headers))
 
     async def unbind(
         self, target: AsyncQueue | AsyncExchange | str, key: str = "", *, headers: Mapping[str, object] | None = None
     ) -> bool:
         """Take a binding away; False when there was none."""
+        check_key(key)
         self._context.check_open()
-        with cast(AsyncEngine, self._context.engine):
-            tenant = self._context.tenant
-            if isinstance(target, AsyncExchange):
-                return tenant.unbind(self.name, tenant.exchange(target.name), key, headers)
-            name = target.name if isinstance(target, AsyncQueue) else target
-            return tenant.unbind(self.name, tenant.queue(name), key, headers)
+        async with self._context.engine.change:
+            return self._context.tenant.unbind(self.name, self._target(target), key, check_headers(headers))
+
+    def _target(self, target: object) -> Any:
+        if isinstance(target, AsyncExchange):
+            return self._context.tenant.exchange(target.name)
+        if isinstance(target, AsyncQueue):
+            return self._context.tenant.queue(target.name)
+        if isinstance(target, str):
+            return self._context.tenant.queue(target)
+        raise InvalidType("target must be a Queue, an Exchange or the name of a queue", argument="target")
 
     async def delete(self, *, if_unused: bool = False) -> None:
         """Delete the exchange with its bindings."""
         self._context.check_open()
-        if not self.name:
-            raise InvalidArgument("the default exchange cannot be deleted", argument="exchange")
-        with cast(AsyncEngine, self._context.engine):
-            self._context.tenant.delete_exchange(self.name, if_unused)
+        async with self._context.engine.change:
+            self._context.tenant.delete_exchange(self.name, bool(if_unused))
+
+
+def check_headers(headers: object) -> Mapping[str, object] | None:
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidType(f"headers must be a mapping, not {type(headers).__name__}", argument="headers")
+    return headers

@@ -2,51 +2,46 @@
 """Handlers: functions that are called for each message of a queue, with the body as the type they ask for.
 
 The handler returns: the message is acked (and answered, when it asked for a reply). It raises: the message is retried
-by the queue's rule, or rejected when it raised `Reject`.
+by the queue's rule, or rejected when it raised `Reject` or the body is not what it asks for.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
+from rookery import properties
 from rookery.embed.blocking.deliveries import Delivery, QueueSubscription
 from rookery.embed.context import Context
 from rookery.embed.engine import Engine
 from rookery.embed.messages import Message
-from rookery.errors import BrokerClosed, LeaseLost, Reject
+from rookery.errors import BrokerClosed, InvalidType, LeaseLost, Reject
 
 
 class Handler:
     """One registered function and the queue it serves."""
 
     def __init__(
-        self, context: Context, queue: str, function: Callable[..., Any], concurrency: int, settings: dict[str, Any]
+        self,
+        context: Context[Engine],
+        queue: str,
+        function: Callable[..., Any],
+        concurrency: int,
+        settings: Mapping[str, object],
+        names: Mapping[str, Any],
     ) -> None:
+        context.engine.check_handler(function)
         self.context = context
         self.queue = queue
         self.function = function
         self.concurrency = concurrency
         self.settings = settings
-        self._wanted = wanted_type(function)
-
-    def _argument(self, delivery: Delivery) -> Any:
-        wanted = self._wanted
-        if wanted is None:
-            return delivery.data
-        if wanted is Delivery:
-            return delivery
-        if wanted is Message:
-            return delivery.message
-        if wanted is bytes:
-            return delivery.body
-        if wanted is str:
-            return delivery.body.decode()
-        return msgspec.json.decode(delivery.body, type=wanted)
+        self.started = False
+        self._argument = argument_of(wanted_type(function, names))
 
     def run(self, subscription: QueueSubscription) -> None:
         """Handle one delivery after the other until the subscription ends."""
@@ -59,33 +54,88 @@ class Handler:
     def _handle(self, delivery: Delivery) -> None:
         try:
             argument = self._argument(delivery)
-        except (ValueError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (ValueError, TypeError) as error:
             delivery.reject(f"{type(error).__name__}: {error}")
             return
         try:
-            result = cast(Engine, self.context.engine).call(self.function, argument)
+            result = self.context.engine.call(self.function, argument)
         except Reject as unfit:
             delivery.reject(str(unfit))
-            return
         except Exception as error:  # noqa: BLE001 (whatever a handler raises means: try again)
-            self.context.note_panic(error)
-            delivery.retry(reason=f"{type(error).__name__}: {error}")
-            return
-        if self._wanted is Delivery and not delivery.lease.live:
-            return
-        if result is not None and delivery.message.reply_to:
-            delivery.reply(result)
+            self._fail(delivery, error)
+        except BaseException:
+            # interrupted, by no fault of the message
+            delivery.release()
+            raise
         else:
-            delivery.ack()
+            self._finish(delivery, result)
+
+    def _finish(self, delivery: Delivery, result: object) -> None:
+        if not delivery.live:
+            return
+        try:
+            if properties.reply_to(delivery.lease.entry.message.props):
+                delivery.reply(result)
+            else:
+                delivery.ack()
+        except (LeaseLost, BrokerClosed):
+            raise
+        except Exception as error:  # noqa: BLE001 (the result cannot be sent: the handler has failed)
+            self._fail(delivery, error)
+
+    def _fail(self, delivery: Delivery, error: Exception) -> None:
+        self.context.note_panic(error)
+        delivery.retry(reason=f"{type(error).__name__}: {error}")
 
 
-def wanted_type(function: Callable[..., Any]) -> Any:
-    """The type that the handler's first parameter asks for, None when it says nothing."""
+def argument_of(wanted: Any) -> Callable[[Delivery], Any]:
+    """What a handler whose parameter has this type is called with; None stands for no type."""
+    if wanted is None or wanted is Any:
+        return lambda delivery: delivery.data
+    if wanted is Delivery:
+        return lambda delivery: delivery
+    if wanted is Message:
+        return lambda delivery: delivery.message
+    if wanted is bytes:
+        return lambda delivery: delivery.body
+    if wanted is str:
+        return lambda delivery: delivery.body.decode()
+    if str(getattr(wanted, "__module__", "")).startswith("rookery."):
+        raise InvalidType(
+            f"a handler of this broker can take Delivery or Message, not {wanted.__name__}", argument="handler"
+        )
     try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):
-        hints = getattr(function, "__annotations__", {})
-    for name in inspect.signature(function).parameters:
-        wanted = hints.get(name)
-        return None if wanted is Any else wanted
-    return None
+        decoder = msgspec.json.Decoder(wanted)
+    except TypeError as error:
+        raise InvalidType(f"a handler cannot take this type: {error}", argument="handler") from None
+    return lambda delivery: decoder.decode(delivery.body)
+
+
+def wanted_type(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    """The type that the handler's first parameter asks for, None when it says nothing.
+
+    `names` are those visible where the handler is registered, for handlers and types that are local to a function.
+    """
+    try:
+        signature = inspect.signature(function)
+        signature.bind(object())
+    except TypeError:
+        raise InvalidType("a handler is called with one argument", argument="handler") from None
+    except ValueError:
+        return None
+    wanted = next(iter(signature.parameters.values())).annotation
+    if not isinstance(wanted, str):
+        return None if wanted is inspect.Parameter.empty else wanted
+    inner = inspect.unwrap(function)
+    around = dict(names) if "<locals>" in getattr(inner, "__qualname__", "") else {}
+    try:
+        return typing.get_type_hints(_Annotated(wanted), getattr(inner, "__globals__", {}), around)["wanted"]
+    except (NameError, TypeError, SyntaxError) as error:
+        raise InvalidType(f"the handler's type {wanted} is not known: {error}", argument="handler") from None
+
+
+class _Annotated:
+    """Something with one annotation, as `get_type_hints` takes it."""
+
+    def __init__(self, wanted: str) -> None:
+        self.__annotations__ = {"wanted": wanted}

@@ -9,17 +9,32 @@ unless it was published with an ack id, in which case it comes again until someb
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Self, cast
+from collections.abc import Sequence
+from typing import Any, Final, Self
 
 from rookery import properties
 from rookery.core import queue as core
-from rookery.core.consumers import Mailbox
+from rookery.core.dedup import scope_of
 from rookery.core.entries import Lease
-from rookery.embed.context import TOPICS, Context, check_wait
+from rookery.core.transactions import Publish
+from rookery.embed import keeping
+from rookery.embed.blocking.deliveries import wait_for_leases
+from rookery.embed.blocking.queues import put, put_all
+from rookery.embed.context import TOPICS, Context, check_text, check_timeout
 from rookery.embed.engine import Engine, Signal
-from rookery.embed.messages import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, Message, Parcel, unpack
-from rookery.embed.options import SubOptions
-from rookery.errors import InvalidConfig, LimitExceeded, MessageAcknowledged, MessageNotAcked
+from rookery.embed.messages import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, Message, given_id, unpack
+from rookery.embed.options import AckPolicy, SubOptions
+from rookery.errors import (
+    InvalidArgument,
+    InvalidConfig,
+    LimitExceeded,
+    MessageAcknowledged,
+    MessageNotAcked,
+    NotFound,
+    QueueFull,
+    Unroutable,
+)
+from rookery.model import PERSISTENT
 from rookery.model import Message as StoredMessage
 
 OVERFLOW: Final = {
@@ -29,7 +44,7 @@ OVERFLOW: Final = {
     "close_subscriber": "close",
 }
 HANDLING_MS: Final = 30_000
-"""The lease of a message between taking it from its queue and deciding how it is settled: within one turn."""
+"""The lease of a message between taking it from its queue and deciding how it is settled."""
 
 
 class TopicSubscription:
@@ -39,12 +54,13 @@ class TopicSubscription:
         self._topics = topics
         self._context = topics.context
         self._queue = queue
-        self._signal = self._context.watch(Signal())
-        self._done = False
         self.room = self._context.watch(Signal())
         self.options = options
         self.topic = topic
         self.received = 0
+
+    def __repr__(self) -> str:
+        return f"TopicSubscription({self.topic!r}, id={self.id!r})"
 
     @property
     def id(self) -> str:
@@ -53,7 +69,7 @@ class TopicSubscription:
     @property
     def done(self) -> bool:
         """Whether it has ended: cancelled, closed because its buffer was full, or with its broker."""
-        return self._done or self._queue.deleted or self._context.closed
+        return self._queue.deleted or self._context.closed
 
     @property
     def stats(self) -> dict[str, int]:
@@ -61,66 +77,52 @@ class TopicSubscription:
         queue = self._queue
         return {
             "received": self.received,
-            "dropped": int(queue.dropped + queue.expired + queue.refused),
+            "dropped": int(queue.dropped + queue.expired),
             "queue_len": int(queue.ready + queue.delayed),
             "queue_cap": int(queue.length_max),
         }
 
     def get(self, timeout_ms: int | None = None) -> Message:
-        """The next message; TimeoutError when none came in time, LookupError when the subscription has ended."""
-        if timeout_ms is not None:
-            check_wait(timeout_ms, "timeout_ms")
-        self._context.check_open()
+        """The next message; TimeoutError when none came in time, NotFound when the subscription has ended."""
+        check_timeout(timeout_ms)
         message = self._get(timeout_ms)
         if message is None:
+            self._context.check_open()
             if self.done:
-                raise LookupError(f"the subscription to {self.topic!r} has ended")
+                raise NotFound(f"the subscription to {self.topic!r} has ended", argument="subscription")
             raise TimeoutError(f"no message on {self.topic!r} within {timeout_ms} ms")
         return message
 
     def _get(self, timeout_ms: int | None) -> Message | None:
         until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while not self.done:
-            with cast(Engine, self._context.engine) as engine:
-                self._signal.clear()
+            with self._context.engine:
                 leases = self._queue.claim(1, HANDLING_MS)
-                if leases:
-                    message = self._hand_out(leases[0])
-                    if message is not None:
-                        return message
-                    continue
-                mailbox = engine.shard.wait_claim(self._queue, 1, HANDLING_MS)
-                mailbox.on_event = self._signal
-            left = None if until is None else (until - time.monotonic()) * 1000
-            came = False
-            try:
-                came = self._signal.wait(left)
-            finally:
-                message = self._stop_waiting(mailbox, came)
-            if message is not None or not came:
-                return message
-        return None
-
-    def _stop_waiting(self, mailbox: Mailbox, came: bool) -> Message | None:
-        """End a waiting claim: what it got is handed out, or given back when nobody waits any more."""
-        if self._context.closed:
-            return None
-        with cast(Engine, self._context.engine):
-            self._queue.unsubscribe(mailbox)
-            for lease in mailbox.take():
-                if came:
-                    return self._hand_out(lease)
-                self._queue.release(lease)
+            if not leases:
+                left = None if until is None else (until - time.monotonic()) * 1000
+                if left is not None and left <= 0:
+                    return None
+                leases = wait_for_leases(self._context, self._queue, 1, HANDLING_MS, left)
+            for lease in leases:
+                message = self._hand_out(lease)
+                if message is not None:
+                    return message
         return None
 
     def _hand_out(self, lease: Lease) -> Message | None:
-        """Settle a lease for the subscriber; its message, if it passes the filter (within a turn)."""
+        """Settle a lease for the subscriber; its message, unless it is not for him or was acknowledged meanwhile."""
         message = unpack(lease.entry, self._context.engine.shard.ids)
-        self._topics.handed_out(lease)
-        self.room.set()
-        if not self._passes(message):
-            return None
-        self.received += 1
+        passes = self._passes(message)
+        with self._context.engine:
+            self.room.set()
+            if not passes:
+                self._queue.ack(lease)
+                return None
+            if not self._topics.hand_out(lease):
+                return None
+            self.received += 1
+        if lease.attempt > 1:
+            self._context.observe("redeliver", message.topic, time.perf_counter(), None)
         return message
 
     def _passes(self, message: Message) -> bool:
@@ -133,7 +135,7 @@ class TopicSubscription:
             self._context.note_panic(panic)
             return False
 
-    def __iter__(self) -> TopicSubscription:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Message:
@@ -144,13 +146,10 @@ class TopicSubscription:
 
     def cancel(self) -> None:
         """End the subscription; a second call does nothing."""
-        if self.done:
-            self._done = True
+        if self._context.closed:
             return
-        with cast(Engine, self._context.engine):
-            self._done = True
+        with self._context.engine:
             self._topics.forget(self)
-            self._signal.set()
             self.room.set()
 
     def __enter__(self) -> Self:
@@ -163,97 +162,168 @@ class TopicSubscription:
 class _Pending:
     """A message published with an ack id: acknowledged by that id, whoever received it."""
 
-    __slots__ = ("acked", "leases", "message")
+    __slots__ = ("leases", "message")
 
     def __init__(self, message: StoredMessage) -> None:
         self.message = message
         self.leases: list[Lease] = []
-        self.acked = False
 
     def live(self) -> list[Lease]:
         return [lease for lease in self.leases if lease.live]
 
 
 class Topics:
-    """The topics of one broker: who subscribes, and which ack ids are pending."""
+    """The topics of one broker: who subscribes, who waits for room, and which ack ids are pending."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context[Engine]) -> None:
         self.context = context
         self.subscriptions: dict[str, TopicSubscription] = {}
+        self._blocking = 0
+        self._sweep_at = 64
         self._pending: dict[tuple[str, str], _Pending] = {}
+        self._prune_at = 64
 
     # Subscribing
+
+    def live(self) -> list[TopicSubscription]:
+        """The subscriptions that have not ended; those closed because they were full are forgotten (within a turn)."""
+        for subscription in [s for s in self.subscriptions.values() if s.done]:
+            self.forget(subscription)
+        return list(self.subscriptions.values())
 
     def add(self, topic: str, options: SubOptions) -> TopicSubscription:
         """A new subscription (within a turn)."""
         context = self.context
         config = context.config
-        live = [s for s in self.subscriptions.values() if not s.done]
-        known = {s.topic for s in live}
-        if config.topics_max and topic not in known and len(known) >= config.topics_max:
-            raise LimitExceeded(f"there are {config.topics_max} topics already", argument="topic")
-        if config.subscribers_max and sum(s.topic == topic for s in live) >= config.subscribers_max:
-            raise LimitExceeded(f"topic {topic!r} has its {config.subscribers_max} subscribers", argument="topic")
+        if config.topics_max or config.subscribers_max:
+            self._check_limits(topic)
+        elif len(self.subscriptions) >= self._sweep_at:
+            self._sweep_at = 64 + 2 * len(self.live())
         name = context.next_name("sub")
         queue, _ = context.tenant.declare_queue(name, self._settings(options), "embedded", owner=self)
         try:
             context.tenant.bind(TOPICS, queue, topic)
         except BaseException:
-            context.tenant.delete(queue, "deleted")
+            context.tenant.delete(queue, "refused")
             raise
         subscription = TopicSubscription(self, topic, queue, options)
         self.subscriptions[name] = subscription
+        self._blocking += options.policy == "block_with_timeout"
         return subscription
+
+    def _check_limits(self, topic: str) -> None:
+        config = self.context.config
+        live = self.live()
+        topics = {s.topic for s in live}
+        if config.topics_max and topic not in topics and len(topics) >= config.topics_max:
+            raise LimitExceeded(f"there are {config.topics_max} topics already", argument="topic")
+        if config.subscribers_max and sum(s.topic == topic for s in live) >= config.subscribers_max:
+            raise LimitExceeded(f"topic {topic!r} has its {config.subscribers_max} subscribers", argument="topic")
 
     def _settings(self, options: SubOptions) -> dict[str, object]:
         config = self.context.config
-        settings: dict[str, object] = {
+        return {
             "durable": False,
             "length_max": options.buffer_size or config.buffer_size,
             "overflow": OVERFLOW[options.policy],
             "ordered": config.enable_priority_queue,
             "max_attempts": 4,
         }
-        if config.enable_dead_letter_queue:
-            settings["dead_letter_exchange"] = TOPICS
-            settings["dead_letter_key"] = config.dead_letter_topic
-        return settings
 
     def forget(self, subscription: TopicSubscription) -> None:
-        self.subscriptions.pop(subscription.id, None)
+        """End a subscription (within a turn)."""
+        if self.subscriptions.pop(subscription.id, None) is not None:
+            self._blocking -= subscription.options.policy == "block_with_timeout"
         queue = self.context.tenant.queues.get(subscription.id)
         if queue is not None:
             self.context.tenant.delete(queue, "cancelled")
 
-    # Waiting for room
+    # Publishing
 
-    def crowded(self, key: str, parcel: Parcel, waited: set[str]) -> TopicSubscription | None:
-        """A subscription that makes the publisher of this parcel wait, and for which it has not waited in vain yet."""
-        if not self.subscriptions:
+    def publish(
+        self, key: str, body: Any, ack: AckPolicy, ack_id: str | None, ack_timeout_ms: int | None, mandatory: bool
+    ) -> str:
+        """Publish to all subscribers of a topic once there is room with those who make a publisher wait for it."""
+        context = self.context
+        deadlines: dict[str, float] = {}
+        while True:
+            context.check_open()
+            headers = self._ack_headers(ack, ack_id, ack_timeout_ms)
+            p = context.pack(TOPICS, key, body, mandatory, headers)
+            with context.engine.change as engine:
+                keeping.keep(context, key)
+                full = self._crowded([p], deadlines)
+                if full is None:
+                    if headers is None:
+                        return put(engine.shard, context.tenant, p, body)
+                    return self._put_tracked(p, ack_id, body)
+            full.room.wait((deadlines[full.id] - time.monotonic()) * 1000)
+
+    def publish_many(self, key: str, bodies: list[Any]) -> Sequence[str]:
+        """Publish all of them in one step, once there is room for all, or none when one is invalid."""
+        context = self.context
+        deadlines: dict[str, float] = {}
+        while True:
+            context.check_open()
+            publishes = [context.pack(TOPICS, key, body) for body in bodies]
+            with context.engine.change as engine:
+                keeping.keep(context, key)
+                full = self._crowded(publishes, deadlines)
+                if full is None:
+                    return put_all(engine.shard, context.tenant, publishes, bodies)
+            full.room.wait((deadlines[full.id] - time.monotonic()) * 1000)
+
+    def _crowded(self, publishes: list[Publish], deadlines: dict[str, float]) -> TopicSubscription | None:
+        """A subscription that makes the publisher wait, and for which he has not waited long enough (within a turn)."""
+        if not self._blocking or not publishes:
             return None
         tenant = self.context.tenant
-        for queue in tenant.queues_for(tenant.way(tenant.exchange(TOPICS), key), parcel.props):
+        size = sum(len(p.body) for p in publishes)
+        p = publishes[0]
+        for queue in tenant.queues_for(tenant.way(tenant.exchange(TOPICS), p.key), p.props):
             subscription = self.subscriptions.get(queue.name)
-            if (
-                subscription is not None
-                and subscription.options.policy == "block_with_timeout"
-                and subscription.id not in waited
-            ):
+            if subscription is None or subscription.options.policy != "block_with_timeout":
+                continue
+            if queue.has_room_for(min(len(publishes), int(queue.length_max)), size):
+                continue
+            now = time.monotonic()
+            until = deadlines.setdefault(subscription.id, now + subscription.options.block_timeout_ms / 1000)
+            if now < until:
                 subscription.room.clear()
-                if not queue.has_room_for(1, len(parcel.body)):
-                    return subscription
+                return subscription
         return None
 
-    def closed_by_overflow(self) -> None:
-        """Forget subscriptions whose queue was closed because it was full."""
-        for subscription in [s for s in self.subscriptions.values() if s.done]:
-            del self.subscriptions[subscription.id]
+    def _put_tracked(self, p: Publish, ack_id: str | None, body: Any) -> str:
+        """Publish one message that waits for an ack (within a turn)."""
+        tenant = self.context.tenant
+        shard = self.context.engine.shard
+        first = tenant.dedup.find(scope_of(TOPICS, p.key), p.dedup_key, shard.wall_ms) if p.dedup_key else 0
+        if first:
+            tenant.dedup.duplicates += 1
+            return shard.ids.uuid(first)
+        way = tenant.way(tenant.exchange(TOPICS), p.key)
+        queues = tenant.queues_for(way, p.props)
+        if p.mandatory and not queues:
+            raise Unroutable(f"nobody subscribes to {p.key!r}", argument="topic")
+        for queue in queues:
+            if queue.settings.overflow.startswith("reject") and not queue.has_room_for(1, len(p.body)):
+                raise QueueFull(f"queue {queue.name!r} is full", argument="queue")
+        message = shard.message(
+            tenant, way, p.props, p.body, p.priority, p.expires_ms, PERSISTENT if p.persistent else 0
+        )
+        self._track(p.key, ack_id or self._default_ack_id(message), message)
+        shard.post(tenant, way, message, p.due_ms)
+        if p.dedup_key:
+            tenant.remember(TOPICS, p.key, p.dedup_key, message.id)
+        return given_id(body) or shard.ids.uuid(message.id)
 
     # Acknowledging
 
-    def ack_headers(
-        self, topic: str, ack: str, ack_id: str | None, ack_timeout_ms: int | None
-    ) -> dict[str, object] | None:
+    def _check_enabled(self, argument: str) -> None:
+        if not self.context.config.enable_ack_support:
+            raise InvalidConfig("acknowledgements are switched off (enable_ack_support)", argument=argument)
+
+    def _ack_headers(self, ack: str, ack_id: str | None, ack_timeout_ms: int | None) -> dict[str, object] | None:
         """The headers that make a message wait for an ack; None when it does not."""
         if ack not in ("none", "required", "timeout"):
             raise InvalidConfig(f"ack must be none, required or timeout, not {ack!r}", argument="ack")
@@ -261,63 +331,69 @@ class Topics:
             if ack_id is not None or ack_timeout_ms is not None:
                 raise InvalidConfig("an ack id or timeout needs ack='required' or ack='timeout'", argument="ack")
             return None
-        if not self.context.config.enable_ack_support:
-            raise InvalidConfig("acknowledgements are switched off (enable_ack_support)", argument="ack")
+        self._check_enabled("ack")
         if ack == "timeout" and ack_timeout_ms is None:
             raise InvalidConfig("ack='timeout' needs ack_timeout_ms", argument="ack_timeout_ms")
         timeout = self.context.config.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms
-        if type(timeout) is not int or timeout < 1:
+        if type(timeout) is not int or not 1 <= timeout < 1 << 53:
             raise InvalidConfig("ack_timeout_ms must be an int of at least 1", argument="ack_timeout_ms")
-        if ack_id is not None:
-            self._prune()
-            if (topic, ack_id) in self._pending:
-                raise MessageAcknowledged(f"ack id {ack_id!r} is pending on {topic!r} already", argument="ack_id")
+        if ack_id is not None and not check_text(ack_id, "ack_id").strip():
+            raise InvalidArgument("an ack id is not blank (or none: it is made of the message's id)", argument="ack_id")
         return {ACK_ID_HEADER: ack_id or "", ACK_TIMEOUT_HEADER: timeout}
 
-    def track(self, topic: str, ack_id: str, message: StoredMessage) -> None:
+    def _track(self, topic: str, ack_id: str, message: StoredMessage) -> None:
+        known = self._pending.get((topic, ack_id))
+        if known is not None and known.message.refs:
+            raise MessageAcknowledged(f"ack id {ack_id!r} is pending on {topic!r} already", argument="ack_id")
+        if len(self._pending) >= self._prune_at:
+            # ids whose messages no queue holds any more
+            self._pending = {place: p for place, p in self._pending.items() if p.message.refs}
+            self._prune_at = 64 + 2 * len(self._pending)
         self._pending[topic, ack_id] = _Pending(message)
 
-    def handed_out(self, lease: Lease) -> None:
-        """Settle a message that a subscriber takes, or start to wait for its ack."""
-        headers: dict[str, Any] = properties.headers(lease.entry.message.props)
-        if ACK_ID_HEADER not in headers or lease.entry.message.route.deaths:
-            lease.queue.ack(lease)
-            return
-        pending = self._pending.get((lease.entry.message.route.key, self._ack_id(lease, headers)))
-        if pending is None or pending.acked:
-            lease.queue.ack(lease)
-            return
-        pending.leases = [*pending.live(), lease]
-        lease.queue.extend(lease, int(headers[ACK_TIMEOUT_HEADER]))
+    def hand_out(self, lease: Lease) -> bool:
+        """Settle a message that a subscriber takes, or start to wait for its ack (within a turn).
 
-    def _ack_id(self, lease: Lease, headers: dict[str, Any]) -> str:
-        return str(headers[ACK_ID_HEADER]) or self.default_ack_id(lease.entry.message)
+        False when he must not have it: the lease has ended, or it would come once more although it was acknowledged.
+        """
+        if not lease.live:
+            return False
+        queue = lease.queue
+        stored = lease.entry.message
+        if (self._pending or lease.attempt > 1) and not stored.route.deaths:
+            ack_id = properties.header(stored.props, ACK_ID_HEADER)
+            if ack_id is not None:
+                place = stored.route.key, str(ack_id) or self._default_ack_id(stored)
+                pending = self._pending.get(place)
+                if pending is not None and pending.message is stored:
+                    pending.leases = [*pending.live(), lease]
+                    timeout: Any = properties.header(stored.props, ACK_TIMEOUT_HEADER)
+                    return queue.extend(lease, int(timeout))
+                if lease.attempt > 1:
+                    queue.ack(lease)
+                    return False
+        return queue.ack(lease)
 
-    def default_ack_id(self, message: StoredMessage) -> str:
-        """The ack id of a message that was published without one: made of its id."""
+    def _default_ack_id(self, message: StoredMessage) -> str:
+        """The ack id of a message that was published without one: its id."""
         return properties.message_id(message.props) or self.context.engine.shard.ids.uuid(message.public_id)
 
-    def _prune(self) -> None:
-        """Forget ack ids whose messages no queue holds any more."""
-        for place in [p for p, pending in self._pending.items() if pending.message.refs == 0]:
-            del self._pending[place]
-
     def _find(self, topic: str, ack_id: str) -> _Pending:
-        if not self.context.config.enable_ack_support:
-            raise InvalidConfig("acknowledgements are switched off (enable_ack_support)", argument="ack_id")
-        pending = self._pending.get((topic, ack_id))
+        self._check_enabled("ack_id")
+        pending = self._pending.get((topic, check_text(ack_id, "ack_id")))
         if pending is None or pending.message.refs == 0:
             raise MessageNotAcked(f"no message with ack id {ack_id!r} waits on {topic!r}", argument="ack_id")
         return pending
 
     def ack(self, topic: str, ack_id: str) -> None:
+        """The message with this ack id is done: nobody gets it again (within a turn)."""
         pending = self._find(topic, ack_id)
-        pending.acked = True
         for lease in pending.live():
             lease.queue.ack(lease)
         del self._pending[topic, ack_id]
 
     def nack(self, topic: str, ack_id: str) -> None:
+        """Everybody who has the message with this ack id gets it again now (within a turn)."""
         pending = self._find(topic, ack_id)
         leases = pending.live()
         if not leases:

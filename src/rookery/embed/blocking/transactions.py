@@ -3,106 +3,114 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from rookery.core.transactions import Publish, Settle
-from rookery.embed.blocking.deliveries import Delivery
-from rookery.embed.context import TOPICS, Context, check_topic, check_wait
+from rookery.embed import keeping
+from rookery.embed.blocking.deliveries import Delivery, check_delay, lease_of
+from rookery.embed.context import TOPICS, Context, check_key, check_name, check_text, check_topic
 from rookery.embed.engine import Engine
-from rookery.errors import InvalidArgument, LeaseLost
+from rookery.embed.options import Outcome
+from rookery.errors import LeaseLost
 
 
 class Transaction:
     """Collects operations; leaving the block commits them, an exception in it (or `rollback`) drops them."""
 
-    def __init__(self, context: Context, timeout_ms: int) -> None:
+    def __init__(self, context: Context[Engine], timeout_ms: int) -> None:
         self._context = context
         self._timeout_ms = timeout_ms
         self._ended = False
         self.id = ""
 
+    def __repr__(self) -> str:
+        return f"Transaction({self.id!r})"
+
     def __enter__(self) -> Self:
-        self._context.check_open()
-        with cast(Engine, self._context.engine) as engine:
-            name = self._context.next_name("transaction")
-            engine.shard.transactions.begin(self._context.tenant, name, self._timeout_ms)
+        context = self._context
+        context.check_open()
+        with context.engine as engine:
+            name = context.next_name("transaction")
+            engine.shard.transactions.begin(context.tenant, name, self._timeout_ms)
             self.id = name
+            self._ended = False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._ended:
             return
-        if kind is None:
-            try:
+        try:
+            if kind is None:
                 self.commit()
-            except BaseException:
-                self.rollback()
-                raise
-        else:
-            self.rollback()
+        finally:
+            self._drop()
 
     def publish(self, topic: str, body: Any) -> None:
         """Publish to a topic when the transaction commits."""
-        self._add_publish(TOPICS, check_topic(topic), body)
+        self._context.check_open()
+        key = check_topic(topic)
+        with self._context.engine:
+            keeping.keep(self._context, key)
+        self._add(self._context.pack(TOPICS, key, body))
 
     def publish_to_queue(self, queue: str, body: Any) -> None:
-        """Publish to a queue when the transaction commits."""
-        self._context.tenant.queue(queue)
-        self._add_publish("", queue, body)
+        """Publish to a queue when the transaction commits; the queue must exist now and then."""
+        self._context.check_open()
+        self._context.tenant.queue(check_name(queue, "queue"))
+        self._add(self._context.pack("", queue, body, True))
 
     def publish_to_exchange(self, exchange: str, key: str, body: Any) -> None:
         """Publish to an exchange when the transaction commits."""
-        self._add_publish(exchange, key, body)
-
-    def _add_publish(self, exchange: str, key: str, body: Any) -> None:
         self._context.check_open()
-        with cast(Engine, self._context.engine) as engine:
-            transactions = engine.shard.transactions
-            transaction = transactions.get(self._context.tenant, self.id)
-            p = self._context.parcel(body)
-            operation = Publish(
-                exchange, key, p.props, p.body, p.priority, p.expires_ms, p.due_ms, p.persistent, p.dedup_key
-            )
-            transactions.add(transaction, operation)
+        self._context.tenant.exchange(check_text(exchange, "exchange"))
+        self._add(self._context.pack(exchange, check_key(key), body))
 
     def ack(self, delivery: Delivery) -> None:
         """Ack a delivery when the transaction commits."""
-        self._add_settle(delivery, "ack", None, "")
+        self._add_settle(delivery, "ack", -1, "")
 
     def retry(self, delivery: Delivery, delay_ms: int | None = None, reason: str = "") -> None:
-        self._add_settle(delivery, "retry", delay_ms, reason)
+        self._add_settle(delivery, "retry", check_delay(delay_ms), reason)
 
     def release(self, delivery: Delivery) -> None:
-        self._add_settle(delivery, "release", None, "")
+        self._add_settle(delivery, "release", -1, "")
 
     def reject(self, delivery: Delivery, reason: str = "") -> None:
-        self._add_settle(delivery, "reject", None, reason)
+        self._add_settle(delivery, "reject", -1, reason)
 
-    def _add_settle(self, delivery: Delivery, outcome: str, delay_ms: int | None, reason: str) -> None:
-        if not isinstance(delivery, Delivery):
-            raise InvalidArgument("delivery must be a Delivery", argument="delivery")
-        delay = -1 if delay_ms is None else check_wait(delay_ms, "delay_ms")
+    def _add_settle(self, delivery: Delivery, outcome: Outcome, delay_ms: int, reason: str) -> None:
         self._context.check_open()
-        with cast(Engine, self._context.engine) as engine:
+        lease = lease_of(self._context, delivery)
+        self._add(Settle(lease, outcome, delay_ms, check_text(reason, "reason")))
+
+    def _add(self, operation: Publish | Settle) -> None:
+        with self._context.engine as engine:
             transactions = engine.shard.transactions
             transaction = transactions.get(self._context.tenant, self.id)
-            if not delivery.lease.live:
-                raise LeaseLost(f"lease {delivery.token} has ended", argument="lease")
-            transactions.add(transaction, Settle(delivery.lease, outcome, delay, reason))
+            if isinstance(operation, Settle) and not operation.lease.live:
+                raise LeaseLost(f"lease {operation.lease.token()} has ended", argument="lease")
+            transactions.add(transaction, operation)
 
     def commit(self) -> None:
         """Do all of it now; when that is not possible, an error says why and nothing was done."""
         self._context.check_open()
-        with cast(Engine, self._context.engine) as engine:
+        with self._context.engine.change as engine:
             engine.shard.transactions.commit(self._context.tenant, self.id)
             self._ended = True
 
     def rollback(self) -> None:
         """Drop all of it."""
+        self._context.check_open()
+        with self._context.engine as engine:
+            engine.shard.transactions.rollback(self._context.tenant, self.id)
+            self._ended = True
+
+    def _drop(self) -> None:
+        """Drop what is left of it, if anything."""
         self._ended = True
-        if self._context.closed:
+        if self._context.closed or self._context.engine.forked:
             return
-        with cast(Engine, self._context.engine) as engine:
+        with self._context.engine as engine:
             transactions = engine.shard.transactions
             if transactions.is_open(self._context.tenant, self.id):
                 transactions.rollback(self._context.tenant, self.id)

@@ -1,0 +1,144 @@
+"""Definitions in the journal: each change as a small document, and all of them as one, for the head of a segment.
+
+Only what outlives a restart is written: durable queues that are nobody's own, durable exchanges, the bindings between
+those, policies, limits, keys and users. Queues have numbers here, which are never used twice, so that a message never
+lands in a queue that merely has the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rookery.core import definitions
+from rookery.core.access import Access
+from rookery.core.dedup import Dedup
+from rookery.core.policy import Policy
+from rookery.core.queue import Queue
+from rookery.core.shard import Shard
+from rookery.core.topology import Exchange, Tenant
+
+ACCESS = frozenset({"key", "drop-key", "user", "drop-user", "drop-access", "access"})
+
+
+def document(operation: str, tenant: str, details: dict[str, Any]) -> dict[str, Any]:
+    """One change as it is written."""
+    row = dict(details)
+    if "arguments" in row:
+        row["arguments"] = definitions.plain_table(row["arguments"])
+    return {**row, "op": operation, "tenant": tenant}
+
+
+def state(shard: Shard, access: Access | None) -> dict[str, Any]:
+    """All definitions and counters, as they are now."""
+    whole = definitions.export(shard, access)
+    for row in whole["tenants"]:
+        tenant = shard.tenants[row["name"]]
+        lasting = {name for name, queue in tenant.queues.items() if queue.number}
+        exchanges = {name for name, exchange in tenant.exchanges.items() if exchange.durable}
+        row["queues"] = [queue for queue in row["queues"] if queue["name"] in lasting]
+        row["exchanges"] = [exchange for exchange in row["exchanges"] if exchange["durable"]]
+        row["bindings"] = [
+            b
+            for b in row["bindings"]
+            if b["source"] in exchanges and b["target"] in (lasting if b["target_kind"] == "queue" else exchanges)
+        ]
+    numbers = [
+        [tenant.name, queue.name, int(queue.number), int(queue.seq)]
+        for tenant in shard.tenants.values()
+        for queue in tenant.queues.values()
+        if queue.number
+    ]
+    return {
+        "definitions": whole,
+        "numbers": numbers,
+        "queue_numbers": int(shard.queue_numbers),
+        "last_id": int(shard.last_id),
+        "secret": shard.ids.secret.hex(),
+    }
+
+
+def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> None:
+    """Let exactly what a state says exist: what came before it in the journal is replaced, all but dedup keys."""
+    keys = {name: tenant.dedup for name, tenant in shard.tenants.items()}
+    for name in keys:
+        shard.tenants[name].dedup = Dedup()
+        shard.delete_tenant(name)
+    definitions.load(shard, document["definitions"], access)
+    for name, made in shard.tenants.items():
+        made.dedup = keys.get(name, made.dedup)
+        made.heed_limits()
+        # loading gave them numbers of its own, which may be those of others
+        for unnumbered in made.queues.values():
+            unnumbered.number = 0
+    shard.numbered.clear()
+    for tenant, queue, number, seq in document["numbers"]:
+        place = shard.tenants[tenant].queues[queue]
+        shard.number_queue(place, number)
+        place.seq = max(int(place.seq), seq)
+    shard.queue_numbers = max(int(shard.queue_numbers), document["queue_numbers"])
+    shard.last_id = max(int(shard.last_id), document["last_id"])
+    shard.ids.renew(bytes.fromhex(document["secret"]))
+
+
+def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
+    """Make one change again."""
+    operation = row["op"]
+    if operation == "tenant":
+        if row["tenant"] not in shard.tenants:
+            shard.create_tenant(row["tenant"], row["limits"])
+        return
+    if operation in ACCESS:
+        if access is not None:
+            access.put(operation, row)
+        return
+    tenant = shard.tenants.get(row["tenant"])
+    if tenant is None:
+        return
+    if operation == "drop-tenant":
+        shard.delete_tenant(tenant.name)
+    elif operation == "limits":
+        tenant.set_limits({k: v for k, v in row.items() if k not in ("op", "tenant")})
+    elif operation == "face":
+        tenant.set_face_defaults(row["face"], row["defaults"])
+    elif operation == "policy":
+        tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"]))
+    elif operation == "drop-policy":
+        if row["name"] in tenant.policies:
+            tenant.delete_policy(row["name"])
+    else:
+        _replay_topology(shard, tenant, row)
+
+
+def _replay_topology(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
+    operation = row["op"]
+    if operation == "queue":
+        queue, _ = tenant.declare_queue(row["name"], row["settings"], row["face"])
+        shard.number_queue(queue, row["number"])
+    elif operation == "drop-queue":
+        old = tenant.queues.get(row["name"])
+        if old is not None and old.number == row["number"]:
+            tenant.delete(old, "deleted")
+    elif operation == "exchange":
+        tenant.declare_exchange(
+            row["name"],
+            row["kind"],
+            row["durable"],
+            row["auto_delete"],
+            row["internal"],
+            row["alternate"] or "",
+            definitions.table_of(row["arguments"]),
+        )
+    elif operation == "drop-exchange":
+        if row["name"] in tenant.exchanges:
+            tenant.delete_exchange(row["name"])
+    else:
+        target = _target(tenant, row)
+        if row["source"] in tenant.exchanges and target is not None:
+            change = tenant.bind if operation == "bind" else tenant.unbind
+            change(row["source"], target, row["key"], definitions.table_of(row["arguments"]))
+
+
+def _target(tenant: Tenant, row: dict[str, Any]) -> Queue | Exchange | None:
+    if row["target_kind"] == "queue":
+        return tenant.queues.get(row["target"])
+    return tenant.exchanges.get(row["target"])

@@ -1,0 +1,537 @@
+"""The journal of one shard: batches of what happened, on a medium, and the way back from them.
+
+One batch is in flight at a time; the next one grows meanwhile in the core's log and is taken as soon as the medium has
+answered: that is the whole of group commit. A confirm is released when the log's `durable` has reached its batch.
+
+Batches go into segments. A new segment begins with a STATE record (all definitions and counters), so older ones are
+kept only for the messages, dedup keys and settle records in them. A segment is retired when nothing in it lives, or
+when it is mostly dead and enough of the journal is: what lives in it is written again, settle records whose messages
+stand in other segments are carried forward, and only when that is durable is the segment deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from rookery._bytes import BytesWriter
+from rookery.core.access import Access
+from rookery.core.dedup import Dedup
+from rookery.core.paging import PLACE_BITS
+from rookery.core.shard import Shard
+from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
+from rookery.store import changes, records
+from rookery.store.medium import Medium
+from rookery.store.pager import JournalPager
+from rookery.store.records import BACK, DEFINE, EXIT, MARK, PUT, STATE
+from rookery.store.recovery import READ_BYTES, Recovery, Window
+
+SEGMENT_BYTES: Final = 64 << 20
+LAZY_MS: Final = 100
+"""How long settles that nobody waits for may stay unwritten."""
+
+SYNC_MS: Final = 1_000
+"""How often the `interval` policy syncs."""
+
+SLICE_BYTES: Final = 256 << 10
+"""How much of a retiring segment is worked through in one turn."""
+
+KEPT_MS: Final = 3_600_000
+"""How long a segment that is mostly settles and dedup keys in use is left alone, unless others are retired."""
+
+RETRY_MS: Final = 100
+SPACE_MS: Final = 250
+FREE_BYTES_MIN: Final = 64 << 20
+"""Publishes are refused when less room than this is left on the medium."""
+
+SYNCS: Final = ("always", "interval", "os")
+
+
+class _Segment:
+    """A piece of the journal: how much was written to it, how much of that is its state, and how many dedup keys and
+    messages are in it. One that was looked at in vain is not worth another look until something has changed.
+    """
+
+    def __init__(self, number: int, size: int, marks: int, messages: int) -> None:
+        self.number = number
+        self.size = size
+        self.marks = marks
+        self.messages = messages
+        self.state_bytes = 0
+        self.kept_since: tuple[int, int] | None = None
+
+    def grown(self) -> int:
+        """How much was written beside the state: a large one must not make every batch begin a segment."""
+        return self.size - self.state_bytes
+
+
+class Journal:
+    """See the module's docstring. All methods are called by the shard's owner, between turns."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        medium: Medium,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        access: Access | None = None,
+        sync: str = "always",
+        segment_bytes: int = SEGMENT_BYTES,
+        compress_min: int = 0,
+        on_progress: Callable[[], None] | None = None,
+        spill_directory: Path | None = None,
+        free_bytes_min: int = FREE_BYTES_MIN,
+    ) -> None:
+        self.shard = shard
+        self.log = shard.log
+        self.medium = medium
+        self.access = access
+        self.sync = sync
+        self.segment_bytes = segment_bytes
+        self.segments: list[_Segment] = []
+        self.batches = 0
+        self.syncs = 0
+        self.retired = 0
+        self._post = post
+        self._on_progress = on_progress
+        self._compress_min = compress_min
+        self._seq = 0
+        self._in_flight: tuple[int, int, int, bytes, bool] | None = None
+        self._flying_at = 0
+        self._urgent = False
+        self._syncing = False
+        self._full = False
+        self._retry_at_ms: int | None = None
+        self._space_at_ms = 0
+        self.free_bytes_min = free_bytes_min
+        self._lazy_since_ms: int | None = None
+        self._unsynced_since_ms: int | None = None
+        self._retiring: _Retiring | None = None
+        self._closed = False
+        self._synced = 0
+        self._tidy_soon = False
+        self._forgotten: dict[tuple[str, str], int] = {}
+        self.pager = JournalPager(self._read_written, self._flying, spill_directory)
+
+    # Opening
+
+    def open(self) -> Recovery:
+        """Own the medium and bring the shard to the state of the last whole batch."""
+        shard = self.shard
+        epoch = self.medium.acquire()
+        shard.pager = self.pager
+        self.log.paging = True
+        recovery = Recovery(shard, self.medium.read, self.medium.name, self._replay)
+        self._recovery = recovery
+        found = self.medium.segments()
+        recovery.scan(found)
+        if recovery.epoch >= epoch:
+            raise StoreDamaged(f"epoch {epoch} is not new: the journal has batches of epoch {recovery.epoch}")
+        self._forget_keys()
+        recovery.rebuild()
+        self._seq = int(recovery.seq)
+        shard.epoch = epoch
+        shard.last_id = max(shard.last_id, recovery.ids_ceiling)
+        # what says that a segment is not needed may not be synced yet: resuming does that
+        self.medium.resume(int(recovery.last_segment), int(recovery.last_offset), self._seq)
+        self._synced = self._seq
+        for number, end in recovery.ends.items():
+            if number in recovery.retired:
+                self.medium.delete(number)
+            else:
+                marks, messages = recovery.marks.get(number, 0), recovery.placements.get(number, 0)
+                self.segments.append(_Segment(number, end, marks, messages))
+        self.log.active = True
+        if self.access is not None:
+            self.access.on_change = self._access_changed
+        self.log.compress_min = self._compress_min
+        for queue in shard.numbered.values():
+            queue.journaled = True
+        return recovery
+
+    def _access_changed(self, operation: str, details: dict[str, object]) -> None:
+        self.log.change(operation, "", details)
+
+    def _replay(self, kind: int, document: Any) -> None:
+        """Apply a document of the journal to the shard."""
+        if kind == STATE:
+            changes.restore(self.shard, document, self.access)
+        elif kind == DEFINE and document["op"] == "forget":
+            forgotten = (document["tenant"], document["scope"])
+            self._forgotten[forgotten] = max(document["upto"], self._forgotten.get(forgotten, 0))
+        elif kind == DEFINE:
+            changes.replay(self.shard, document, self.access)
+        elif kind == MARK:
+            tenant, scope, key, number, until = document
+            place = self.shard.tenants.get(tenant)
+            now = int(self.shard.wall_ms)
+            if place is not None and until > now:
+                place.dedup.remember(scope, key, number, now, until - now)
+
+    def _forget_keys(self) -> None:
+        """Drop the dedup keys of queues, exchanges and tenants that are gone; others of the same name start afresh."""
+        now = int(self.shard.wall_ms)
+        for tenant in self.shard.tenants.values():
+            marks = tenant.dedup.marks()
+            tenant.dedup = Dedup()
+            tenant.heed_limits()
+            for scope, key, number, until in marks:
+                kind, _, name = scope.partition(":")
+                exists = name in (tenant.queues if kind == "queue" else tenant.exchanges)
+                floor = max(self._forgotten.get((tenant.name, scope), 0), self._forgotten.get((tenant.name, ""), 0))
+                if exists and number > floor:
+                    tenant.dedup.remember(scope, key, number, now, until - now)
+        self._forgotten.clear()
+
+    # Writing
+
+    def pump(self) -> None:
+        """Hand a batch to the medium, if there is one to write and none in flight."""
+        log = self.log
+        if self._in_flight is not None or self._syncing or self._closed or log.failure is not None:
+            return
+        self._look_at_space()
+        if self._sync_is_due():
+            self._syncing = True
+            self._unsynced_since_ms = None
+            self.syncs += 1
+            self.medium.sync(self._sync_answered)
+            return
+        if self._retiring is not None:
+            self._retiring.work()
+        if self._tidy_soon or not log.pending():
+            self._tidy()
+            if not log.pending():
+                return
+        if not (log.wants_sync or log.urgent):
+            now = int(self.shard.mono_ms)
+            if self._lazy_since_ms is None:
+                self._lazy_since_ms = now
+            if now - self._lazy_since_ms < LAZY_MS:
+                return
+        self._lazy_since_ms = None
+        self._write()
+
+    def next_due_ms(self) -> int | None:
+        """Milliseconds until `pump` has something to do by itself."""
+        if self._closed or self.log.failure is not None:
+            return None
+        if self._retry_at_ms is not None:
+            return max(0, self._retry_at_ms - int(self.shard.mono_ms))
+        if self._in_flight is not None or self._syncing:
+            return None
+        if self._retiring is not None and self._retiring.has_work():
+            return 0
+        waits = []
+        if self._full:
+            waits.append(self._space_at_ms - int(self.shard.mono_ms))
+        if self._lazy_since_ms is not None:
+            waits.append(self._lazy_since_ms + LAZY_MS - int(self.shard.mono_ms))
+        if self._unsynced_since_ms is not None:
+            waits.append(self._unsynced_since_ms + SYNC_MS - int(self.shard.mono_ms))
+        return max(0, min(waits)) if waits else None
+
+    def _write(self) -> None:
+        log = self.log
+        taken = log.take_changes()
+        if not self.segments or self.segments[-1].grown() >= self.segment_bytes:
+            # the state says all that the changes would
+            taken = [change for change in taken if change[0] == "forget"]
+            self._note_changes(taken)
+            self._roll()
+        else:
+            self._note_changes(taken)
+        segment = self.segments[-1]
+        sync = log.wants_sync and self.sync == "always"
+        number = int(log.batch)
+        if self.shard.last_id + (1 << 19) > log.ids_ceiling:
+            log.ids_ceiling = self.shard.last_id + (1 << 20)
+            log.note_ids(log.ids_ceiling)
+        segment.marks += int(log.marks)
+        payload = log.take(segment.number, segment.size)
+        segment.messages += int(log.puts)
+        self._seq += 1
+        data = records.seal(payload, self.shard.epoch, self._seq, self._synced)
+        self._flying_at = segment.size
+        segment.size += len(data)
+        self.batches += 1
+        self.syncs += sync
+        self._urgent = not log.puts
+        self._in_flight = (number, self._seq, segment.number, data, sync)
+        self._append()
+
+    def _note_changes(self, taken: list[tuple[str, str, dict[str, object]]]) -> None:
+        """Definitions come before the dedup keys of their batch, which may be the first of a new tenant."""
+        worded = []
+        for operation, tenant, details in taken:
+            w = BytesWriter()
+            records.write_document(w, DEFINE, changes.document(operation, tenant, details))
+            worded.append(w.getvalue())
+        self.log._definitions[:0] = worded
+
+    def _append(self) -> None:
+        assert self._in_flight is not None
+        _, seq, segment, data, sync = self._in_flight
+        self._retry_at_ms = None
+        self.medium.append(int(self.shard.epoch), seq, segment, data, sync, self._answered, urgent=self._urgent)
+
+    def _read_written(self, segment: int, offset: int, size: int) -> bytes:
+        """Bytes of a segment that are on the medium for certain: not its empty rest, nor the batch in flight."""
+        end = next((s.size for s in self.segments if s.number == segment), offset + size)
+        if self._in_flight is not None and self._in_flight[2] == segment:
+            end = self._flying_at
+        return self.medium.read(segment, offset, min(size, end - offset))
+
+    def _flying(self, segment: int, offset: int) -> bytes | None:
+        """What stands at a place of the batch in flight, None when the place is not in it."""
+        if self._in_flight is None or self._in_flight[2] != segment or offset < self._flying_at:
+            return None
+        return self._in_flight[3][offset - self._flying_at :]
+
+    def _answered(self, error: BaseException | None) -> None:
+        """The medium's answer, in whatever thread it comes: it is dealt with in the owner's."""
+        self._post(lambda: self._done(error))
+
+    def _done(self, error: BaseException | None) -> None:
+        if self._in_flight is None:
+            return
+        if error is not None:
+            self._failed(error)
+            return
+        number, seq, _, _, sync = self._in_flight
+        self._in_flight = None
+        if sync:
+            self._synced = seq
+        log = self.log
+        log.written = number
+        log.durable = number
+        if not sync and self.sync == "interval" and self._unsynced_since_ms is None:
+            self._unsynced_since_ms = int(self.shard.mono_ms)
+        if self._retiring is not None:
+            self._retiring.settled(number)
+        if self._on_progress is not None:
+            self._on_progress()
+        self.pump()
+
+    def _failed(self, error: BaseException) -> None:
+        """Nothing more is confirmed. What may pass (no room, no answer) is tried again, everything else is final."""
+        if isinstance(error, StoreFull):
+            self.log.refuse(error)
+            self._full = True
+            # settles must go on: from here on the batch may use the reserve
+            self._urgent = True
+            self._retry_at_ms = int(self.shard.mono_ms) + RETRY_MS
+        elif isinstance(error, StoreUnavailable):
+            self._retry_at_ms = int(self.shard.mono_ms) + RETRY_MS
+        else:
+            failure = error if isinstance(error, RookeryError) else StoreFailed(str(error))
+            self.log.failure = failure
+            self.log.refuse(failure)
+        if self._on_progress is not None:
+            self._on_progress()
+
+    def retry(self) -> None:
+        """Try a batch that met a full or unreachable medium once more, when it is time."""
+        if self._retry_at_ms is not None and self.shard.mono_ms >= self._retry_at_ms:
+            self._append()
+
+    def _look_at_space(self) -> None:
+        """Refuse publishes before the disk is full, and take them again when there is room."""
+        now = int(self.shard.mono_ms)
+        if now < self._space_at_ms:
+            return
+        self._space_at_ms = now + SPACE_MS
+        free = self.medium.free_bytes()
+        full = free < self.free_bytes_min
+        if full != self._full:
+            self._full = full
+            if full:
+                self.log.refuse(StoreFull(f"only {free} bytes are free; publishes need {self.free_bytes_min}"))
+            else:
+                self.log.accept()
+            if self._on_progress is not None:
+                self._on_progress()
+
+    def _sync_is_due(self) -> bool:
+        since = self._unsynced_since_ms
+        return since is not None and int(self.shard.mono_ms) - since >= SYNC_MS
+
+    def _sync_answered(self, error: BaseException | None) -> None:
+        self._post(lambda: self._sync_done(error))
+
+    def _sync_done(self, error: BaseException | None) -> None:
+        self._syncing = False
+        if isinstance(error, StoreFull | StoreUnavailable):
+            self._unsynced_since_ms = int(self.shard.mono_ms)
+        elif error is not None:
+            self._failed(error)
+            return
+        else:
+            self._synced = self._seq
+        self.pump()
+
+    def _roll(self) -> None:
+        """Begin a segment with all that older segments would be needed for, but for messages, keys and settles."""
+        number = self.segments[-1].number + 1 if self.segments else 1
+        segment = _Segment(number, 0, 0, 0)
+        self.segments.append(segment)
+        self.log.open_segment(number)
+        self.log.ids_ceiling = 0
+        self._tidy_soon = True
+        # the medium syncs a segment before it begins the next
+        self._synced = self._seq
+        state = changes.state(self.shard, self.access)
+        state["segments"] = [segment.number for segment in self.segments]
+        segment.state_bytes = len(records.encode_json(state))
+        self.log.note_first(STATE, state)
+
+    def has_segment(self, number: int) -> bool:
+        return any(segment.number == number for segment in self.segments)
+
+    # Retiring segments
+
+    def _tidy(self) -> None:
+        """Start to retire a segment if one is worth it."""
+        if self._retiring is not None:
+            return
+        self._tidy_soon = False
+        closed = [segment for segment in self.segments[:-1] if self._is_worth_a_look(segment)]
+        if not closed:
+            return
+        oldest = self.segments[0]
+        if not self.log.live(oldest.number) and not oldest.marks:
+            self._retiring = _Retiring(self, oldest, scan=False)
+            self._retiring.work()
+            return
+        for segment in closed:
+            if not self.log.live(segment.number):
+                self._retiring = _Retiring(self, segment, scan=True)
+                return
+        total = sum(segment.size for segment in closed)
+        live = sum(self._live_bytes(segment) for segment in closed)
+        if total > 4 * self.segment_bytes and live * 2 < total:
+            worst = min(closed, key=self._live_bytes)
+            self._retiring = _Retiring(self, worst, scan=True)
+
+    def _is_worth_a_look(self, segment: _Segment) -> bool:
+        """Whether keys have gone, or settles lost their messages, since the segment was found to be mostly needed."""
+        if segment.kept_since is None:
+            return True
+        retired, wall_ms = segment.kept_since
+        return self.retired > retired or self.shard.wall_ms >= wall_ms + KEPT_MS
+
+    def _live_bytes(self, segment: _Segment) -> int:
+        """An estimate: the live share of its messages, times its size."""
+        live = int(self.log.live(segment.number))
+        messages = max(segment.messages, live, 1)
+        return segment.size * live // messages
+
+    # Closing
+
+    def close(self) -> None:
+        """Give the medium up; the owner has waited until everything is durable."""
+        self._closed = True
+        self.pager.close()
+        self.medium.close()
+
+
+class _Retiring:
+    """The way of one segment out: worked through in slices, what lives carried forward, then deleted."""
+
+    def __init__(self, journal: Journal, segment: _Segment, scan: bool) -> None:
+        self.journal = journal
+        self.segment = segment
+        journal.log.urgent = True
+        self._window = Window(journal.medium.read, segment.number, segment.size)
+        self._offset = 0 if scan else segment.size
+        self._carried = 0
+        self._wait_for: int | None = None
+
+    def has_work(self) -> bool:
+        return self._wait_for is None
+
+    def work(self) -> None:
+        """Carry one slice forward, or note that the segment is no longer needed."""
+        if self._wait_for is not None:
+            return
+        journal = self.journal
+        if self._offset < self.segment.size:
+            self._slice()
+            journal.log.urgent = True
+            if 2 * self._carried > self.segment.grown():
+                # to write so much again gains nothing, and would never end
+                self.segment.kept_since = (journal.retired, int(journal.shard.wall_ms))
+                journal._retiring = None
+            return
+        journal.log.note_retired(self.segment.number)
+        journal.log.wants_sync = True
+        self._wait_for = int(journal.log.batch)
+
+    def _slice(self) -> None:
+        done = 0
+        while done < SLICE_BYTES and self._offset < self.segment.size:
+            at = self._window.need(self._offset, records.BATCH_HEADER_BYTES)
+            length = int(records.batch_bytes(self._window.data, at))
+            at = self._window.need(self._offset, length)
+            reader = records.Reader(self._window.data, at + records.BATCH_HEADER_BYTES, at + length)
+            while reader.next():
+                self._carry(reader, self._offset + int(reader.start) - at)
+            self._offset += length
+            done += length
+
+    def _carry(self, reader: records.Reader, offset: int) -> None:
+        journal = self.journal
+        here = self.segment.number
+        kind = reader.kind
+        if kind == PUT:
+            placements = []
+            for _ in range(reader.placements):
+                reader.placement()
+                queue = journal.shard.numbered.get(int(reader.queue))
+                if queue is None:
+                    continue
+                entry = queue.find(reader.seq)
+                if entry is not None and entry.message.segment == here:
+                    placements.append((queue, entry))
+                elif entry is None and queue.paged_place(reader.seq) == here << PLACE_BITS | offset:
+                    journal.log.move_paged(queue, reader.seq, reader.raw())
+            if placements:
+                journal.log.move(placements)
+        elif kind == EXIT:
+            if reader.segment != here and journal.has_segment(int(reader.segment)):
+                journal.log.note_raw(reader.raw())
+                self._carried += int(reader.stop - reader.start)
+        elif kind == BACK:
+            # as it is now: a later return may stand in another segment
+            queue = journal.shard.numbered.get(int(reader.queue))
+            entry = None if queue is None else queue.find(reader.seq)
+            if queue is not None and entry is not None and entry.message.segment:
+                journal.log.back(queue, entry)
+        elif kind == MARK:
+            mark = cast(list[Any], reader.document())
+            tenant = journal.shard.tenants.get(mark[0])
+            if tenant is not None and tenant.dedup.find(mark[1], mark[2], journal.shard.wall_ms) == mark[3]:
+                journal.log.note(MARK, mark, False)
+                self._carried += int(reader.stop - reader.start)
+        elif kind == STATE:
+            self.segment.state_bytes = int(reader.stop - reader.start)
+        elif kind == DEFINE and self.segment is not journal.segments[0]:
+            # an older segment may hold the keys that are to be forgotten
+            change = cast(dict[str, Any], reader.document())
+            if change["op"] == "forget":
+                journal.log.note(DEFINE, change, False)
+                self._carried += int(reader.stop - reader.start)
+
+    def settled(self, batch: int) -> None:
+        """A batch is durable: once that holds for the note that retires the segment, it may go."""
+        if self._wait_for is not None and batch >= self._wait_for:
+            journal = self.journal
+            journal.segments.remove(self.segment)
+            journal.medium.delete(self.segment.number)
+            journal.retired += 1
+            journal._retiring = None
+            journal._tidy_soon = True
+
+
+__all__ = ["READ_BYTES", "SYNCS", "Journal"]

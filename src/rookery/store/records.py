@@ -1,0 +1,415 @@
+"""The journal's records as bytes: what a batch is made of, and how it is read back.
+
+A batch is a header and records. The header has a magic number, the length of the records, a checksum of all that
+follows it, the owner's epoch, the batch's sequence, and the sequence up to which the medium was known to be synced when
+the batch was made. A record begins with its kind; those of varying size have their length next, so that a reader can
+skip what it does not want. Numbers are big-endian.
+
+    PUT      a message and where it is placed: one (queue, seq, enqueued, due, attempts, flags) per queue that holds it
+    EXIT     a placement left its queue, however it left; names the segment that holds its PUT
+    BACK     a placement came back from a lease: its attempts, and when it is due
+    DEFINE   a change of definitions, as JSON
+    MARK     a dedup key was used
+    STATE    all definitions and counters, as JSON: replaces every DEFINE before it
+    IDS      message numbers up to this one may be in use
+    RETIRED  a segment is no longer needed
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any, Final, cast, final
+
+import msgspec
+from mypy_extensions import i16, i32, i64, u8
+
+from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
+from rookery.errors import InvalidArgument
+from rookery.model import Death, Message, Route
+
+MAGIC: Final[i32] = 0x524B4231
+"""`RKB1`: a batch of format 1."""
+
+BATCH_HEADER_BYTES: Final[i64] = 36
+PLACEMENT_BYTES: Final[i64] = 33
+
+PUT: Final[i64] = 1
+EXIT: Final[i64] = 2
+BACK: Final[i64] = 3
+DEFINE: Final[i64] = 4
+MARK: Final[i64] = 5
+STATE: Final[i64] = 6
+IDS: Final[i64] = 7
+RETIRED: Final[i64] = 8
+
+_PRIORITY: Final[i64] = 1
+_EXPIRES: Final[i64] = 2
+_HISTORY: Final[i64] = 4
+_COMPRESSED: Final[i64] = 8
+
+
+def seal(payload: bytes, epoch: i64, seq: i64, synced: i64) -> bytes:
+    """A batch: the records of `payload` under a header that vouches for them."""
+    w = BytesWriter()
+    write_i64_be(w, epoch)
+    write_i64_be(w, seq)
+    write_i64_be(w, synced)
+    stamp = w.getvalue()
+    check = zlib.crc32(payload, zlib.crc32(stamp))
+    head = BytesWriter()
+    write_i32_be(head, MAGIC)
+    write_i32_be(head, i32(len(payload)))
+    write_i32_be(head, i32(check - (1 << 32) if check >= 1 << 31 else check))
+    head.write(stamp)
+    head.write(payload)
+    return head.getvalue()
+
+
+@final
+class BatchHeader:
+    """The header found at some place, and whether what follows agrees with it."""
+
+    def __init__(self, data: bytes, pos: i64) -> None:
+        self.sound = False
+        self.size: i64 = 0
+        self.epoch: i64 = 0
+        self.seq: i64 = 0
+        self.synced: i64 = 0
+        if len(data) - pos < BATCH_HEADER_BYTES or read_i32_be(data, pos) != MAGIC:
+            return
+        length = i64(read_i32_be(data, pos + 4))
+        if length < 0 or pos + BATCH_HEADER_BYTES + length > len(data):
+            return
+        self.epoch = read_i64_be(data, pos + 12)
+        self.seq = read_i64_be(data, pos + 20)
+        self.synced = read_i64_be(data, pos + 28)
+        stated = i64(read_i32_be(data, pos + 8)) & 0xFFFFFFFF
+        view = memoryview(data)
+        start = int(pos)
+        found = zlib.crc32(view[start + 36 : start + 36 + int(length)], zlib.crc32(view[start + 12 : start + 36]))
+        self.size = BATCH_HEADER_BYTES + length
+        self.sound = found == stated
+
+
+def batch_bytes(data: bytes, pos: i64) -> i64:
+    """How long the batch that begins here says it is, -1 when no batch begins here."""
+    if len(data) - pos < 8 or read_i32_be(data, pos) != MAGIC:
+        return -1
+    length = i64(read_i32_be(data, pos + 4))
+    return -1 if length < 0 else BATCH_HEADER_BYTES + length
+
+
+# Writing
+
+
+def _patch_length(w: BytesWriter, at: i64) -> None:
+    """Fill in the length of a record whose length field is at `at`."""
+    length: i64 = len(w) - at - 4
+    w[at] = u8(length >> 24 & 255)
+    w[at + 1] = u8(length >> 16 & 255)
+    w[at + 2] = u8(length >> 8 & 255)
+    w[at + 3] = u8(length & 255)
+
+
+def _write_text(w: BytesWriter, text: str) -> None:
+    raw = text.encode("utf-8", "surrogateescape")
+    write_i16_be(w, i16(len(raw)))
+    w.write(raw)
+
+
+def route_record(route: Route) -> bytes:
+    """Exchange and key, as they stand in a PUT; kept with the route, which many messages share."""
+    if not route.record:
+        w = BytesWriter()
+        _write_text(w, route.exchange)
+        _write_text(w, route.key)
+        route.record = w.getvalue()
+    return route.record
+
+
+def begin_put(w: BytesWriter, message: Message, body: bytes, compressed: bool, placements: i64) -> i64:
+    """Write a PUT up to its placements, which must follow; returns what `end_put` needs."""
+    w.append(u8(PUT))
+    at: i64 = len(w)
+    write_i32_be(w, 0)
+    route = message.route
+    options: i64 = 0
+    if message.priority:
+        options |= _PRIORITY
+    if message.expires_ms:
+        options |= _EXPIRES
+    if route.origin_id:
+        options |= _HISTORY
+    if compressed:
+        options |= _COMPRESSED
+    write_i64_be(w, message.id)
+    w.append(u8(i64(message.flags) & 255))
+    w.append(u8(options))
+    if options & _PRIORITY:
+        write_i64_be(w, message.priority)
+    if options & _EXPIRES:
+        write_i64_be(w, message.expires_ms)
+    if options & _HISTORY:
+        write_i64_be(w, route.origin_id)
+        history = encode_history(route.deaths)
+        write_i32_be(w, i32(len(history)))
+        w.write(history)
+    w.write(route.record or route_record(route))
+    write_i32_be(w, i32(len(message.props)))
+    w.write(message.props)
+    write_i32_be(w, i32(len(body)))
+    w.write(body)
+    if compressed:
+        write_i32_be(w, i32(len(message.body)))
+    write_i32_be(w, i32(placements))
+    return at
+
+
+def place(w: BytesWriter, queue: i64, seq: i64, enqueued_ms: i64, due_ms: i64, attempts: i64, flags: i64) -> None:
+    """Write one placement of a PUT."""
+    write_i32_be(w, i32(queue))
+    write_i64_be(w, seq)
+    write_i64_be(w, enqueued_ms)
+    write_i64_be(w, due_ms)
+    write_i32_be(w, i32(attempts))
+    w.append(u8(flags))
+
+
+def end_put(w: BytesWriter, at: i64) -> None:
+    _patch_length(w, at)
+
+
+def write_exit(w: BytesWriter, queue: i64, seq: i64, segment: i64) -> None:
+    w.append(u8(EXIT))
+    write_i32_be(w, i32(queue))
+    write_i64_be(w, seq)
+    write_i32_be(w, i32(segment))
+
+
+def write_back(w: BytesWriter, queue: i64, seq: i64, segment: i64, due_ms: i64, attempts: i64, flags: i64) -> None:
+    w.append(u8(BACK))
+    write_i32_be(w, i32(queue))
+    write_i64_be(w, seq)
+    write_i32_be(w, i32(segment))
+    write_i64_be(w, due_ms)
+    write_i32_be(w, i32(attempts))
+    w.append(u8(flags))
+
+
+def write_document(w: BytesWriter, kind: i64, document: object) -> None:
+    """Write a DEFINE, MARK or STATE."""
+    raw = encode_json(document)
+    w.append(u8(kind))
+    write_i32_be(w, i32(len(raw)))
+    w.write(raw)
+
+
+def write_ids(w: BytesWriter, ceiling: i64) -> None:
+    w.append(u8(IDS))
+    write_i64_be(w, ceiling)
+
+
+def write_retired(w: BytesWriter, segment: i64) -> None:
+    w.append(u8(RETIRED))
+    write_i32_be(w, i32(segment))
+
+
+def encode_json(document: object) -> bytes:
+    """JSON, also of text that came as bytes which are no UTF-8 (names may be such; `surrogateescape`)."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(document).encode()
+
+
+def decode_json(raw: bytes) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return json.loads(raw)
+
+
+def encode_history(deaths: list[Death]) -> bytes:
+    return encode_json([death.as_dict() for death in deaths])
+
+
+def decode_history(raw: bytes) -> list[Death]:
+    return [
+        Death(
+            row["queue"],
+            row["reason"],
+            row["detail"],
+            row["exchange"],
+            row["routing_key"],
+            row["attempts"],
+            row["first_ms"],
+            row["last_ms"],
+            row["count"],
+            row.get("expiration_ms", 0),
+        )
+        for row in cast(list[dict[str, Any]], decode_json(raw))
+    ]
+
+
+# Reading
+
+
+@final
+class Reader:
+    """Steps through the records of one batch. After `next()` the attributes hold the fields of the record's kind."""
+
+    def __init__(self, data: bytes, pos: i64, end: i64) -> None:
+        self._data = data
+        self._pos: i64 = pos
+        self._end: i64 = end
+        self.kind: i64 = 0
+        self.start: i64 = 0
+        self.stop: i64 = 0
+        # placements, exits and backs
+        self.queue: i64 = 0
+        self.seq: i64 = 0
+        self.segment: i64 = 0
+        self.enqueued_ms: i64 = 0
+        self.due_ms: i64 = 0
+        self.attempts: i64 = 0
+        self.flags: i64 = 0
+        # puts; a plain one has no priority, expiry or history
+        self.placements: i64 = 0
+        self.body_bytes: i64 = 0
+        self.plain = False
+        self._at: i64 = 0
+        self.number: i64 = 0
+
+    def next(self) -> bool:
+        """Go to the next record; False at the end of the batch."""
+        if self._pos >= self._end:
+            return False
+        data = self._data
+        pos = self._pos
+        self.start = pos
+        kind: i64 = i64(data[pos])
+        self.kind = kind
+        if kind == EXIT:
+            self.queue = i64(read_i32_be(data, pos + 1))
+            self.seq = read_i64_be(data, pos + 5)
+            self.segment = i64(read_i32_be(data, pos + 13))
+            self.stop = pos + 17
+        elif kind == PUT:
+            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+            self.number = read_i64_be(data, pos + 5)
+            self._skip_to_placements(pos)
+        elif kind == BACK:
+            self.queue = i64(read_i32_be(data, pos + 1))
+            self.seq = read_i64_be(data, pos + 5)
+            self.segment = i64(read_i32_be(data, pos + 13))
+            self.due_ms = read_i64_be(data, pos + 17)
+            self.attempts = i64(read_i32_be(data, pos + 25))
+            self.flags = i64(data[pos + 29])
+            self.stop = pos + 30
+        elif kind == IDS:
+            self.number = read_i64_be(data, pos + 1)
+            self.stop = pos + 9
+        elif kind == RETIRED:
+            self.segment = i64(read_i32_be(data, pos + 1))
+            self.stop = pos + 5
+        elif kind == DEFINE or kind == MARK or kind == STATE:
+            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+        else:
+            raise InvalidArgument(f"unknown record kind {kind}", argument="record")
+        if self.stop > self._end or self.stop <= pos:
+            raise InvalidArgument("a record reaches past its batch", argument="record")
+        self._pos = self.stop
+        return True
+
+    def _skip_to_placements(self, pos: i64) -> None:
+        data = self._data
+        options: i64 = i64(data[pos + 14])
+        at = pos + 15
+        if options & _PRIORITY:
+            at += 8
+        if options & _EXPIRES:
+            at += 8
+        if options & _HISTORY:
+            at += 12 + i64(read_i32_be(data, at + 8))
+        at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+        at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+        at += 4 + i64(read_i32_be(data, at))
+        self.body_bytes = i64(read_i32_be(data, at))
+        at += 4 + self.body_bytes
+        if options & _COMPRESSED:
+            self.body_bytes = i64(read_i32_be(data, at))
+            at += 4
+        self.plain = options & (_PRIORITY | _EXPIRES | _HISTORY) == 0
+        self.placements = i64(read_i32_be(data, at))
+        self._at = at + 4
+
+    def placement(self) -> None:
+        """Read the next placement of a PUT into the attributes."""
+        data = self._data
+        at = self._at
+        self.queue = i64(read_i32_be(data, at))
+        self.seq = read_i64_be(data, at + 4)
+        self.enqueued_ms = read_i64_be(data, at + 12)
+        self.due_ms = read_i64_be(data, at + 20)
+        self.attempts = i64(read_i32_be(data, at + 28))
+        self.flags = i64(data[at + 32])
+        self._at = at + PLACEMENT_BYTES
+
+    def document(self) -> object:
+        """The JSON of a DEFINE, MARK or STATE."""
+        return decode_json(self._data[self.start + 5 : self.stop])
+
+    def raw(self) -> bytes:
+        """The record as it stands."""
+        return self._data[self.start : self.stop]
+
+
+def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
+    """The message of a PUT record; routes that many messages share are found in `routes`."""
+    flags: i32 = i32(record[13])
+    options: i64 = i64(record[14])
+    at: i64 = 15
+    priority: i64 = 0
+    expires_ms: i64 = 0
+    if options & _PRIORITY:
+        priority = read_i64_be(record, at)
+        at += 8
+    if options & _EXPIRES:
+        expires_ms = read_i64_be(record, at)
+        at += 8
+    origin: i64 = 0
+    history = b""
+    if options & _HISTORY:
+        origin = read_i64_be(record, at)
+        size = i64(read_i32_be(record, at + 8))
+        history = record[at + 12 : at + 12 + size]
+        at += 12 + size
+    start = at
+    exchange_end = at + 2 + (i64(read_i16_be(record, at)) & 0xFFFF)
+    at = exchange_end + 2 + (i64(read_i16_be(record, exchange_end)) & 0xFFFF)
+    wire = record[start:at]
+    route = routes.get(wire) if not origin else None
+    if route is None:
+        route = Route(
+            record[start + 2 : exchange_end].decode("utf-8", "surrogateescape"),
+            record[exchange_end + 2 : at].decode("utf-8", "surrogateescape"),
+        )
+        route.record = wire
+        if origin:
+            route.origin_id = origin
+            route.deaths = decode_history(history)
+        elif len(routes) < 10_000:
+            routes[wire] = route
+    size = i64(read_i32_be(record, at))
+    props = record[at + 4 : at + 4 + size]
+    at += 4 + size
+    size = i64(read_i32_be(record, at))
+    body = record[at + 4 : at + 4 + size]
+    if options & _COMPRESSED:
+        body = zlib.decompress(body)
+    return Message(route, props, body, read_i64_be(record, 5), priority, expires_ms, flags)
+
+
+def compress(body: bytes) -> bytes:
+    return zlib.compress(body, 1)

@@ -1,0 +1,296 @@
+"""Reading a journal back: first everything that changes state, then the messages that are left.
+
+The first pass goes through all batches in order, checks each, applies definitions and dedup keys, and notes for every
+placement the place of its newest PUT; an exit takes the note away. The second pass reads those PUTs again and puts
+their messages into the queues. So memory is needed for what is left and for one number per placement, not for the
+history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast, final
+
+from mypy_extensions import i64
+
+from rookery._bytes import append, vec
+from rookery.core.log import REDELIVERED
+from rookery.core.paging import PLACE_BITS
+from rookery.core.shard import Shard
+from rookery.errors import StoreDamaged
+from rookery.model import Message, Route
+from rookery.store import records
+from rookery.store.records import BACK, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+
+CHUNK: Final[i64] = 4096
+READ_BYTES: Final[i64] = 4 << 20
+
+
+@final
+class Places:
+    """Where the newest PUT of each sequence of one queue stands; 0 for none. Dense runs cost 8 bytes a sequence."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, vec[i64]] = {}
+        self.last_seq: i64 = 0
+        self.backs: dict[int, tuple[int, int, int]] = {}
+
+    def set(self, seq: i64, place: i64) -> None:
+        number = seq // CHUNK
+        chunk = self._chunks.get(number)
+        if seq > self.last_seq:
+            self.last_seq = seq
+        if chunk is None:
+            if not place:
+                return
+            chunk = vec[i64](capacity=CHUNK)
+            i: i64 = 0
+            while i < CHUNK:
+                chunk = append(chunk, 0)
+                i += 1
+            self._chunks[number] = chunk
+        chunk[seq - number * CHUNK] = place
+
+    def get(self, seq: i64) -> i64:
+        number = seq // CHUNK
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            return 0
+        return chunk[seq - number * CHUNK]
+
+
+@final
+class Window:
+    """A segment read piece by piece; a batch is always whole in `data`."""
+
+    def __init__(self, read: Callable[[int, int, int], bytes], segment: i64, size: i64) -> None:
+        self._read = read
+        self.segment: i64 = segment
+        self.size: i64 = size
+        self.data = b""
+        self.start: i64 = 0
+
+    def need(self, offset: i64, length: i64) -> i64:
+        """Have at least `length` bytes from `offset` on, if the segment has them; where they begin in `data`."""
+        if offset < self.start or offset + length > self.start + len(self.data):
+            self.data = self._read(int(self.segment), int(offset), int(max(length, READ_BYTES)))
+            self.start = offset
+        return offset - self.start
+
+
+@final
+class Recovery:
+    """One run over a medium's segments. After `scan` and `rebuild`, the shard is as it was after the last whole
+    batch.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        read: Callable[[int, int, int], bytes],
+        name: Callable[[int], str],
+        on_document: Callable[[int, object], None],
+    ) -> None:
+        self._shard = shard
+        self._read = read
+        self._name = name
+        self._on_document = on_document
+        self._segments: list[tuple[int, int]] = []
+        self.ends: dict[int, int] = {}
+        self._expected: list[int] = []
+        self._places: dict[int, Places] = {}
+        self._routes: dict[bytes, Route] = {}
+        self.retired: set[int] = set()
+        self.marks: dict[int, int] = {}
+        self.placements: dict[int, int] = {}
+        self.seq: i64 = 0
+        self.epoch: i64 = 0
+        self.last_segment: i64 = 0
+        self.last_offset: i64 = 0
+        self.torn_bytes: i64 = 0
+        self.batches: i64 = 0
+        self.messages: i64 = 0
+        self.ids_ceiling: i64 = 0
+
+    # First pass
+
+    def scan(self, segments: list[tuple[int, int]]) -> None:
+        """Go through all batches. Damage raises StoreDamaged; an unfinished batch at the very end is left out."""
+        self._segments = segments
+        for segment, size in segments:
+            last = segment == segments[-1][0]
+            window = Window(self._read, segment, size)
+            offset: i64 = 0
+            while True:
+                found = self._batch(window, offset, last)
+                if found == 0:
+                    break
+                offset += found
+            if offset:
+                # a last segment without a batch was being begun: the next owner begins it again
+                self.ends[segment] = offset
+                self.last_segment = segment
+                self.last_offset = offset
+        for expected in self._expected:
+            if expected not in self.ends and expected not in self.retired:
+                name = self._name(expected)
+                raise StoreDamaged(f"{name} is missing", file=name)
+
+    def _batch(self, window: Window, offset: i64, last: bool) -> i64:
+        """Apply the batch at this offset; its size, 0 at the end of the segment."""
+        at = window.need(offset, records.BATCH_HEADER_BYTES)
+        length = records.batch_bytes(window.data, at)
+        if length > 0:
+            at = window.need(offset, length)
+        header = BatchHeader(window.data, at)
+        if not header.sound:
+            self._check_end(window, offset, last)
+            return 0
+        # batches are missing only where whole segments are
+        gap = header.seq != self.seq + 1 and (offset > 0 or window.segment == self.last_segment + 1)
+        if (gap and self.batches) or header.seq <= self.seq or header.epoch < self.epoch:
+            name = self._name(int(window.segment))
+            raise StoreDamaged(
+                f"{name} at offset {offset}: batch {header.seq} follows batch {self.seq}", file=name, offset=int(offset)
+            )
+        self.seq = header.seq
+        self.epoch = header.epoch
+        self.batches += 1
+        start = at + records.BATCH_HEADER_BYTES
+        reader = Reader(window.data, start, at + header.size)
+        while reader.next():
+            self._record(reader, window.segment, offset + (reader.start - at))
+        return header.size
+
+    def _record(self, reader: Reader, segment: i64, offset: i64) -> None:
+        kind = reader.kind
+        if kind == PUT:
+            place = (segment << PLACE_BITS) | offset
+            i: i64 = 0
+            while i < reader.placements:
+                reader.placement()
+                self._places_of(reader.queue).set(reader.seq, place)
+                i += 1
+            self.placements[segment] = self.placements.get(segment, 0) + int(reader.placements)
+            if reader.number > self._shard.last_id:
+                self._shard.last_id = reader.number
+        elif kind == EXIT:
+            places = self._places_of(reader.queue)
+            if places.get(reader.seq) >> PLACE_BITS == reader.segment:
+                places.set(reader.seq, 0)
+        elif kind == BACK:
+            self._places_of(reader.queue).backs[reader.seq] = (reader.due_ms, reader.attempts, reader.flags)
+        elif kind == IDS:
+            self.ids_ceiling = reader.number
+        elif kind == RETIRED:
+            self.retired.add(reader.segment)
+        else:
+            document = reader.document()
+            if kind == MARK:
+                self.marks[segment] = self.marks.get(segment, 0) + 1
+            elif kind == STATE:
+                self._expected = cast(dict[str, list[int]], document)["segments"]
+            self._on_document(int(kind), document)
+
+    def _places_of(self, queue: i64) -> Places:
+        places = self._places.get(queue)
+        if places is None:
+            places = Places()
+            self._places[queue] = places
+        return places
+
+    def _check_end(self, window: Window, offset: i64, last: bool) -> None:
+        """What follows the last sound batch must be nothing, or, in the last segment, batches that were not synced.
+
+        The disk may have got later ones and not the first: none of them counts. A later batch that knows the first to
+        be synced proves damage.
+        """
+        at = offset
+        anything = False
+        while at < window.size:
+            place = window.need(at, min(READ_BYTES, window.size - at))
+            piece = window.data[place:]
+            if not piece:
+                break
+            if piece.strip(b"\x00"):
+                anything = True
+                if not last or self._was_synced(window, at, piece):
+                    name = self._name(int(window.segment))
+                    raise StoreDamaged(f"{name} is damaged at offset {offset}", file=name, offset=int(offset))
+            # a magic number may lie across the end of the piece
+            at += len(piece) if len(piece) < 4 or at + len(piece) >= window.size else len(piece) - 3
+        if anything:
+            self.torn_bytes = window.size - offset
+
+    def _was_synced(self, window: Window, offset: i64, piece: bytes) -> bool:
+        """Whether a batch that begins in this piece of the segment knows that the missing one was synced."""
+        at = piece.find(b"RKB1")
+        while at >= 0:
+            start = window.need(offset + at, records.BATCH_HEADER_BYTES)
+            length = records.batch_bytes(window.data, start)
+            if 0 < length <= window.size - offset - at:
+                start = window.need(offset + at, length)
+                header = BatchHeader(window.data, start)
+                if header.sound and header.seq > self.seq + 1 and header.synced > self.seq:
+                    return True
+            at = piece.find(b"RKB1", at + 1)
+        return False
+
+    # Second pass
+
+    def rebuild(self) -> None:
+        """Put the messages that are left into their queues."""
+        for segment, size in self._segments:
+            if segment in self.retired or segment not in self.ends:
+                continue
+            window = Window(self._read, segment, size)
+            self._shard.log.open_segment(segment)
+            offset: i64 = 0
+            end: i64 = self.ends[segment]
+            while offset < end:
+                at = window.need(offset, records.BATCH_HEADER_BYTES)
+                length = records.batch_bytes(window.data, at)
+                at = window.need(offset, length)
+                reader = Reader(window.data, at + records.BATCH_HEADER_BYTES, at + length)
+                while reader.next():
+                    if reader.kind == PUT:
+                        self._restore(reader, segment, offset + (reader.start - at))
+                offset += length
+        for number, places in self._places.items():
+            # also those of messages that are gone: a sequence is not used twice
+            queue = self._shard.numbered.get(number)
+            if queue is not None and places.last_seq > queue.seq:
+                queue.seq = places.last_seq
+        self._places.clear()
+
+    def _restore(self, reader: Reader, segment: i64, offset: i64) -> None:
+        place = (segment << PLACE_BITS) | offset
+        message: Message | None = None
+        i: i64 = 0
+        while i < reader.placements:
+            reader.placement()
+            i += 1
+            queue = self._shard.numbered.get(reader.queue)
+            if queue is None:
+                continue
+            places = self._places[reader.queue]
+            if places.get(reader.seq) != place:
+                continue
+            due: i64 = reader.due_ms
+            attempts: i64 = reader.attempts
+            flags: i64 = reader.flags
+            back = places.backs.get(reader.seq)
+            if back is not None:
+                due = back[0]
+                attempts = back[1]
+                flags = back[2]
+            again = flags & REDELIVERED != 0
+            self._shard.log.add_live(segment, 1)
+            self.messages += 1
+            if reader.plain and due <= self._shard.wall_ms and queue.stays_paged(reader.seq):
+                queue.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
+                continue
+            if message is None:
+                message = records.read_message(reader.raw(), self._routes)
+                message.set_segment(segment)
+            queue.restore(message, reader.seq, reader.enqueued_ms, due, attempts, again)

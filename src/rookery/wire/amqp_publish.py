@@ -1,0 +1,299 @@
+"""What a peer publishes: from basic.publish and its content frames to messages in the core.
+
+A publish whose method, header and body frames lie in one read, as nearly all do, becomes a message in one step; any
+other is collected frame by frame in its channel's `Incoming`. Publishers repeat themselves, so what a basic.publish
+frame means is remembered by the bytes of that frame (`Target`) as long as the tenant's topology is the same, and
+property lists that repeat are read and kept once.
+
+At the memory limit a message is refused: with a nack where the channel confirms, and else by closing the channel with
+506, so that nothing is lost in silence. Parts of messages that have not arrived whole count towards that limit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i32, i64, u8
+
+from rookery import properties
+from rookery._bytes import read_i16_be, read_i32_be, read_i64_be
+from rookery.core.queue import REFUSED
+from rookery.errors import InvalidArgument, MemoryLimitExceeded, MessageTooLarge, RookeryError
+from rookery.model import PERSISTENT, Message
+from rookery.wire import amqp_methods
+from rookery.wire.amqp_channel import Channel, Incoming, Target, wire_of
+from rookery.wire.amqp_codec import (
+    BASIC,
+    BASIC_PUBLISH,
+    BASIC_RETURN,
+    BODY,
+    FRAME_END,
+    FRAME_ERROR,
+    HEADER,
+    Fault,
+    begin_method,
+    end_method,
+    put_content,
+    put_short_string,
+)
+
+if TYPE_CHECKING:
+    from rookery.wire.amqp import AmqpConnection
+
+TARGETS_MAX: Final = 1_000
+
+_USER_ID: Final[i64] = 0x10
+_NO_ROUTE: Final = 312
+
+
+@final
+class Publisher:
+    """The publishing side of one connection."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self.connection = connection
+        self._face = connection.face
+        self._shard = connection.shard
+        self._targets: dict[bytes, Target] = {}
+        self._last: Target | None = None
+        self._last_frame = b""
+        self._unconfirmed: list[Channel] = []
+        # the last property list, and what it says
+        self._scan = properties.Scan()
+        self._props = properties.EMPTY
+        self._props_ttl_ms: i64 = -1
+        self._props_priority: i64 = 0
+        self._props_flags: i32 = 0
+
+    def forget_targets(self) -> None:
+        """A channel ended, and may begin anew under the same number."""
+        self._targets = {}
+        self._last = None
+        self._last_frame = b""
+
+    def publish(self, data: bytes, pos: i64, after: i64, end: i64) -> i64:
+        """Take a basic.publish that ends at `after`, and its content if it is all here; returns where to go on."""
+        frame = data[pos:after]
+        target = self._last
+        if frame != self._last_frame:
+            target = self._targets.get(frame)
+            self._last = target
+            self._last_frame = frame
+        if target is None or target.way.version != target.tenant.version:
+            target = self._target(frame)
+            self._last = target
+            if target is None:
+                return after
+        if target.channel.incoming is not None:
+            raise Fault(505, "expected a content frame, got basic.publish")
+        most = self.connection.payload_max
+        if end - after >= 22:
+            size = i64(read_i32_be(data, after + 3))
+            body = after + size + 8
+            if (
+                data[after] == HEADER
+                and size >= 14
+                and size <= most
+                and body <= end
+                and data[body - 1] == FRAME_END
+                and read_i16_be(data, after + 1) == read_i16_be(data, pos + 1)
+                and read_i16_be(data, after + 7) == BASIC
+            ):
+                length = read_i64_be(data, after + 11)
+                if length == 0:
+                    self._accept(target, data[after + 19 : body - 1], b"")
+                    return body
+                if (
+                    length > 0
+                    and length <= most
+                    and length < end - body - 7
+                    and data[body] == BODY
+                    and i64(read_i32_be(data, body + 3)) == length
+                    and read_i16_be(data, body + 1) == read_i16_be(data, pos + 1)
+                    and data[body + 7 + length] == FRAME_END
+                ):
+                    self._accept(target, data[after + 19 : body - 1], data[body + 7 : body + 7 + length])
+                    return body + length + 8
+        target.channel.incoming = Incoming(target)
+        return after
+
+    def _target(self, frame: bytes) -> Target | None:
+        """What a basic.publish frame means now; None when its channel is closing, or closes for it."""
+        channel = self.connection.open_channel(i64(read_i16_be(frame, 1)) & 0xFFFF)
+        if channel.closing:
+            return None
+        try:
+            target = amqp_methods.publish_target(channel, frame)
+        except Fault as fault:
+            if fault.hard:
+                raise
+            self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
+            return None
+        if len(self._targets) >= TARGETS_MAX and frame not in self._targets:
+            self._targets = {}
+        self._targets[frame] = target
+        return target
+
+    def _accept(self, target: Target, props: bytes, body: bytes) -> None:
+        """Publish a message that has arrived whole."""
+        channel = target.channel
+        try:
+            if props == self._props:
+                # one object for all the messages that say the same
+                props = self._props
+            else:
+                self._read_props(props)
+            expires_ms: i64 = 0
+            if self._props_ttl_ms >= 0:
+                expires_ms = self._shard.wall_ms + self._props_ttl_ms
+            message = self._shard.message(
+                target.tenant, target.way, props, body, self._props_priority, expires_ms, self._props_flags
+            )
+        except MessageTooLarge as error:
+            self.connection.close_channel(channel, error.amqp, amqp_methods.reply_text(error), BASIC_PUBLISH)
+            return
+        except RookeryError as error:
+            self._refuse(channel, error)
+            return
+        except Fault as fault:
+            if fault.hard:
+                raise
+            self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
+            return
+        reached = self._shard.post(target.tenant, target.way, message, 0)
+        if reached == 0 and target.mandatory:
+            self._return(channel, message)
+        if channel.confirming:
+            self._count(channel, reached == REFUSED)
+            if self._props_flags and reached > 0:
+                channel.lasting = True
+
+    def _count(self, channel: Channel, refused: bool) -> None:
+        if channel.published == channel.seen:
+            self.connection.turn.expect(self.connection)
+            if channel.published == channel.confirmed:
+                self._unconfirmed.append(channel)
+        channel.take(refused)
+
+    def confirm(self) -> bool:
+        """The turn ends: confirm what is as durable as its queues promise; True when there is more to come."""
+        log = self._shard.log
+        unconfirmed = self._unconfirmed
+        self._unconfirmed = []
+        for channel in unconfirmed:
+            if not channel.ended and channel.confirm(log):
+                self._unconfirmed.append(channel)
+        return bool(self._unconfirmed)
+
+    def _read_props(self, props: bytes) -> None:
+        scan = self._scan
+        # not the last list any more, also when the new one turns out to be malformed
+        self._props = properties.EMPTY
+        self._props_ttl_ms = -1
+        self._props_priority = 0
+        self._props_flags = 0
+        try:
+            scan.read(props)
+        except InvalidArgument as error:
+            if error.argument != "expiration":
+                raise Fault(502, str(error)) from None
+            raise Fault(406, f"invalid expiration: {error}") from None
+        if props[1] & _USER_ID:
+            amqp_methods.check_user_id(self.connection, props)
+        self._props = props
+        self._props_ttl_ms = scan.expiration_ms
+        self._props_priority = max(0, scan.priority)
+        self._props_flags = PERSISTENT if scan.delivery_mode == 2 else 0
+
+    def _refuse(self, channel: Channel, error: RookeryError) -> None:
+        """There is no room for the message: a nack, or, where none was asked for, the end of the channel."""
+        if channel.confirming:
+            self._count(channel, True)
+        else:
+            self.connection.close_channel(channel, 506, f"RESOURCE_ERROR - {error}", BASIC_PUBLISH)
+
+    def _return(self, channel: Channel, message: Message) -> None:
+        out = channel.out
+        start = begin_method(out, channel.number, BASIC_RETURN)
+        w = out.w
+        w.append(u8(_NO_ROUTE >> 8))
+        w.append(u8(_NO_ROUTE & 0xFF))
+        put_short_string(w, "NO_ROUTE")
+        w.write(message.route.wire or wire_of(message.route))
+        end_method(out, start)
+        put_content(out, channel.number, self.connection.payload_max, message.props, message.body)
+
+    # Content that comes in pieces
+
+    def content(self, data: bytes, pos: i64, after: i64) -> None:
+        """Take a content header or body frame of a message that comes in pieces."""
+        channel = self.connection.open_channel(i64(read_i16_be(data, pos + 1)) & 0xFFFF)
+        if channel.closing:
+            return
+        incoming = channel.incoming
+        if incoming is None:
+            raise Fault(505, "expected method frame, got non method frame instead")
+        if data[pos] == HEADER:
+            self._header(data, pos, after, channel, incoming)
+        else:
+            self._body(data, pos, after, channel, incoming)
+
+    def _header(self, data: bytes, pos: i64, after: i64, channel: Channel, incoming: Incoming) -> None:
+        if incoming.size >= 0:
+            raise Fault(505, "expected content body, got a second content header")
+        if after - pos < 22 or read_i16_be(data, pos + 7) != BASIC:
+            raise Fault(FRAME_ERROR, "malformed content header")
+        size = read_i64_be(data, pos + 11)
+        if size < 0:
+            raise Fault(FRAME_ERROR, "malformed content header: negative size")
+        most = incoming.target.tenant.message_bytes_max
+        if size > most:
+            text = f"CONTENT_TOO_LARGE - message size {size} is larger than configured max size {most}"
+            self.connection.close_channel(channel, 311, text, BASIC_PUBLISH)
+            return
+        incoming.props = data[pos + 19 : after - 1]
+        incoming.size = size
+        if size == 0:
+            self._arrived(channel, incoming)
+
+    def _body(self, data: bytes, pos: i64, after: i64, channel: Channel, incoming: Incoming) -> None:
+        if incoming.size < 0:
+            raise Fault(505, "expected content header, got content body")
+        size = after - pos - 8
+        incoming.got += size
+        if incoming.got > incoming.size:
+            raise Fault(FRAME_ERROR, "a content body is longer than its header says")
+        if not incoming.refused:
+            self._face.partial_bytes += size
+            incoming.parts.append(data[pos + 7 : after - 1])
+            if self._shard.memory_bytes + self._face.partial_bytes > self._shard.memory_bytes_max:
+                self.forget(incoming)
+                incoming.refused = True
+                if not channel.confirming:
+                    self._refuse(channel, MemoryLimitExceeded())
+                    return
+        if incoming.got == incoming.size:
+            self._arrived(channel, incoming)
+
+    def _arrived(self, channel: Channel, incoming: Incoming) -> None:
+        channel.incoming = None
+        target = incoming.target
+        if incoming.refused:
+            self._refuse(channel, MemoryLimitExceeded())
+            return
+        parts = incoming.parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.forget(incoming)
+        if target.way.version != target.tenant.version:
+            # the topology changed while the message was under way
+            try:
+                target = amqp_methods.renewed(target)
+            except Fault as fault:
+                self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
+                return
+        self._accept(target, incoming.props, body)
+
+    def forget(self, incoming: Incoming) -> None:
+        for part in incoming.parts:
+            self._face.partial_bytes -= len(part)
+        incoming.parts = []
