@@ -229,7 +229,12 @@ class Settings:
         int, _whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")
     ] = 1
     sync: Annotated[
-        SyncMode, At("ROOKERY_SYNC", "store.sync", "when writes are synced: before a confirm, every second, or when the system likes")
+        SyncMode,
+        At(
+            "ROOKERY_SYNC",
+            "store.sync",
+            "when writes are synced: before a confirm, every second, or when the system likes",
+        ),
     ] = "always"
 
     visibility_timeout_sec: Annotated[

@@ -1,0 +1,86 @@
+"""A real server in a process of its own, from the package that is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class ServerProcess:
+    """`rookery serve` on free ports; `amqp` and `http` say where."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "rookery",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--http-port",
+            "0",
+            "--amqp-port",
+            "0",
+        ]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+        self.process = subprocess.Popen(
+            [*command, *flags], cwd=folder, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr is not None
+        self.log: list[dict[str, object]] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
+        self._reader.start()
+        self.listening = self.until("listening")
+        self.amqp = self._port("amqp")
+        self.http = self._port("http")
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._news:
+                self.log.append(json.loads(line))
+                self._news.notify_all()
+
+    def until(self, event: str) -> dict[str, object]:
+        """Wait for a line of the log."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(line["event"] == event for line in self.log), 30), self.log
+            return next(line for line in self.log if line["event"] == event)
+
+    def _port(self, face: str) -> int:
+        return int(str(self.listening[face]).rpartition(":")[2])
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it in order; returns its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join(30)
+        for stream in (self.process.stderr, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        return code
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(folder, *flags)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.wait()
