@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from asyncio import get_running_loop
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -322,7 +323,8 @@ class AsyncSignal:
         finally:
             if timer is not None:
                 timer.cancel()
-            if waiter in self._waiters:
+            # whoever was woken is off the list; to look for him there would cost as much as there are others
+            if (waiter.cancelled() or not waiter.done() or not waiter.result()) and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
 
@@ -339,7 +341,7 @@ class AsyncEngine(_Engine):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._progress = AsyncSignal()
+        self._lasting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.change = AsyncChange(self)
 
     def begin(self) -> None:
@@ -368,6 +370,8 @@ class AsyncEngine(_Engine):
                 self._handle.cancel()
                 self._handle = None
             self._armed_ms = NEVER
+            # whoever waited is gone with the loop
+            self._lasting.clear()
         self._loop = loop
 
     def _arm(self, wait_ms: int) -> None:
@@ -397,20 +401,27 @@ class AsyncEngine(_Engine):
             work()
 
     def _progressed(self) -> None:
-        self._progress.set()
+        """Wake those whose batch is written, or all when nothing will be."""
+        log = self.shard.log
+        waiting = self._lasting
+        while waiting and (waiting[0][0] <= log.written or log.failure is not None):
+            _, waiter = waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def lasting(self) -> None:
         """Wait until everything that happened so far is on disk, as far as the sync policy promises."""
         log = self.shard.log
         batch = log.horizon()
-        if log.written < batch:
+        if log.pending() and not log.urgent:
             with self:
                 log.urgent = True
         while log.written < batch:
             if log.failure is not None:
                 raise log.failure
-            self._progress.clear()
-            await self._progress.wait(None)
+            waiter: asyncio.Future[None] = get_running_loop().create_future()
+            self._lasting.append((int(batch), waiter))
+            await waiter
 
     async def start(self) -> None:
         """Belong to the running loop."""
