@@ -211,7 +211,9 @@ class Engine(_Engine):
 
     def _post(self, work: Callable[[], None]) -> None:
         with self:
-            work()
+            # an answer that comes while the journal is being closed is for nobody
+            if self.journal is not None:
+                work()
 
     def _progressed(self) -> None:
         self._progress.notify_all()
@@ -264,7 +266,8 @@ class Engine(_Engine):
             try:
                 self.lasting()
             finally:
-                self.journal = None
+                with self._lock:
+                    self.journal = None
                 journal.close()
         with self._lock:
             self.closed = True
@@ -398,7 +401,8 @@ class AsyncEngine(_Engine):
 
     def _run(self, work: Callable[[], None]) -> None:
         with self:
-            work()
+            if self.journal is not None:
+                work()
 
     def _progressed(self) -> None:
         """Wake those whose batch is written, or all when nothing will be."""

@@ -37,8 +37,11 @@ SYNC_MS: Final = 1_000
 SLICE_BYTES: Final = 256 << 10
 """How much of a retiring segment is worked through in one turn."""
 
+TIDY_MS: Final = 100
+"""How often an idle journal looks for a segment that is worth retiring."""
+
 KEPT_MS: Final = 3_600_000
-"""How long a segment that is mostly settles and dedup keys in use is left alone, unless others are retired."""
+"""How long a segment that is mostly dedup keys in use is left alone."""
 
 RETRY_MS: Final = 100
 SPACE_MS: Final = 250
@@ -49,8 +52,8 @@ SYNCS: Final = ("always", "interval", "os")
 
 
 class _Segment:
-    """A piece of the journal: how much was written to it, how much of that is its state, and how many dedup keys and
-    messages are in it. One that was looked at in vain is not worth another look until something has changed.
+    """A piece of the journal, and what is in it: bytes in all, bytes of state, dedup keys, messages, and settles by the
+    segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is left alone.
     """
 
     def __init__(self, number: int, size: int, marks: int, messages: int) -> None:
@@ -59,7 +62,12 @@ class _Segment:
         self.marks = marks
         self.messages = messages
         self.state_bytes = 0
-        self.kept_since: tuple[int, int] | None = None
+        self.exits: dict[int, int] = {}
+        self.kept_until_ms = 0
+
+    def count_exits(self, exits: dict[int, int]) -> None:
+        for segment, count in exits.items():
+            self.exits[segment] = self.exits.get(segment, 0) + count
 
     def grown(self) -> int:
         """How much was written beside the state: a large one must not make every batch begin a segment."""
@@ -111,6 +119,9 @@ class Journal:
         self._closed = False
         self._synced = 0
         self._tidy_soon = False
+        self._tidy_at_ms = 0
+        self._tidied = 0
+        self._carried_exits: dict[int, int] = {}
         self._forgotten: dict[tuple[str, str], int] = {}
         self.pager = JournalPager(self._read_written, self._flying, spill_directory)
 
@@ -141,7 +152,10 @@ class Journal:
                 self.medium.delete(number)
             else:
                 marks, messages = recovery.marks.get(number, 0), recovery.placements.get(number, 0)
-                self.segments.append(_Segment(number, end, marks, messages))
+                segment = _Segment(number, end, marks, messages)
+                segment.state_bytes = recovery.states.get(number, 0)
+                segment.exits = recovery.exits.get(number, {})
+                self.segments.append(segment)
         self.log.active = True
         if self.access is not None:
             self.access.on_change = self._access_changed
@@ -200,7 +214,7 @@ class Journal:
             return
         if self._retiring is not None:
             self._retiring.work()
-        if self._tidy_soon or not log.pending():
+        if self._tidy_soon or (not log.pending() and self.shard.mono_ms >= self._tidy_at_ms):
             self._tidy()
             if not log.pending():
                 return
@@ -226,6 +240,8 @@ class Journal:
         waits = []
         if self._full:
             waits.append(self._space_at_ms - int(self.shard.mono_ms))
+        if self.batches != self._tidied and len(self.segments) > 1:
+            waits.append(self._tidy_at_ms - int(self.shard.mono_ms))
         if self._lazy_since_ms is not None:
             waits.append(self._lazy_since_ms + LAZY_MS - int(self.shard.mono_ms))
         if self._unsynced_since_ms is not None:
@@ -249,7 +265,11 @@ class Journal:
             log.ids_ceiling = self.shard.last_id + (1 << 20)
             log.note_ids(log.ids_ceiling)
         segment.marks += int(log.marks)
+        exits = len(log._exits)
         payload = log.take(segment.number, segment.size)
+        segment.count_exits(records.exits_by_segment(payload, len(payload) - exits))
+        segment.count_exits(self._carried_exits)
+        self._carried_exits = {}
         segment.messages += int(log.puts)
         self._seq += 1
         data = records.seal(payload, self.shard.epoch, self._seq, self._synced)
@@ -392,11 +412,14 @@ class Journal:
     # Retiring segments
 
     def _tidy(self) -> None:
-        """Start to retire a segment if one is worth it."""
+        """Start to retire a segment if one is worth it: less than half of it would have to be written again."""
         if self._retiring is not None:
             return
         self._tidy_soon = False
-        closed = [segment for segment in self.segments[:-1] if self._is_worth_a_look(segment)]
+        self._tidy_at_ms = int(self.shard.mono_ms) + TIDY_MS
+        self._tidied = self.batches
+        now = int(self.shard.wall_ms)
+        closed = [segment for segment in self.segments[:-1] if segment.kept_until_ms <= now]
         if not closed:
             return
         oldest = self.segments[0]
@@ -404,28 +427,26 @@ class Journal:
             self._retiring = _Retiring(self, oldest, scan=False)
             self._retiring.work()
             return
+        numbers = {segment.number for segment in self.segments}
+        needed = {segment: self._needed_bytes(segment, numbers) for segment in closed}
         for segment in closed:
-            if not self.log.live(segment.number):
+            if not self.log.live(segment.number) and needed[segment] * 2 <= segment.grown():
                 self._retiring = _Retiring(self, segment, scan=True)
                 return
-        total = sum(segment.size for segment in closed)
-        live = sum(self._live_bytes(segment) for segment in closed)
-        if total > 4 * self.segment_bytes and live * 2 < total:
-            worst = min(closed, key=self._live_bytes)
+        total = sum(segment.grown() for segment in closed)
+        if total > 4 * self.segment_bytes and sum(needed.values()) * 2 < total:
+            worst = min(closed, key=lambda segment: needed[segment] / max(1, segment.grown()))
             self._retiring = _Retiring(self, worst, scan=True)
 
-    def _is_worth_a_look(self, segment: _Segment) -> bool:
-        """Whether keys have gone, or settles lost their messages, since the segment was found to be mostly needed."""
-        if segment.kept_since is None:
-            return True
-        retired, wall_ms = segment.kept_since
-        return self.retired > retired or self.shard.wall_ms >= wall_ms + KEPT_MS
-
-    def _live_bytes(self, segment: _Segment) -> int:
-        """An estimate: the live share of its messages, times its size."""
-        live = int(self.log.live(segment.number))
-        messages = max(segment.messages, live, 1)
-        return segment.size * live // messages
+    def _needed_bytes(self, segment: _Segment, numbers: set[int]) -> int:
+        """An estimate of what retiring it would write again, but for dedup keys: its settles whose messages are there,
+        and the live share of its messages.
+        """
+        here = segment.number
+        exits = sum(count for number, count in segment.exits.items() if number != here and number in numbers)
+        live = int(self.log.live(here))
+        rest = segment.grown() - records.EXIT_BYTES * sum(segment.exits.values())
+        return records.EXIT_BYTES * exits + max(0, rest) * live // max(segment.messages, live, 1)
 
     # Closing
 
@@ -445,7 +466,9 @@ class _Retiring:
         journal.log.urgent = True
         self._window = Window(journal.medium.read, segment.number, segment.size)
         self._offset = 0 if scan else segment.size
-        self._carried = 0
+        # keys in use are only found by looking; the first time through, they are counted
+        self._counting = scan and segment.marks > 0
+        self._keys_bytes = 0
         self._wait_for: int | None = None
 
     def has_work(self) -> bool:
@@ -459,10 +482,14 @@ class _Retiring:
         if self._offset < self.segment.size:
             self._slice()
             journal.log.urgent = True
-            if 2 * self._carried > self.segment.grown():
-                # to write so much again gains nothing, and would never end
-                self.segment.kept_since = (journal.retired, int(journal.shard.wall_ms))
-                journal._retiring = None
+            if self._counting and self._offset >= self.segment.size:
+                self._counting = False
+                self._offset = 0
+                if self._keys_bytes * 2 > self.segment.grown():
+                    # to write so much again gains nothing, and would never end
+                    self.segment.kept_until_ms = int(journal.shard.wall_ms) + KEPT_MS
+                    journal._retiring = None
+                    journal._tidy_soon = True
             return
         journal.log.note_retired(self.segment.number)
         journal.log.wants_sync = True
@@ -476,7 +503,10 @@ class _Retiring:
             at = self._window.need(self._offset, length)
             reader = records.Reader(self._window.data, at + records.BATCH_HEADER_BYTES, at + length)
             while reader.next():
-                self._carry(reader, self._offset + int(reader.start) - at)
+                if not self._counting:
+                    self._carry(reader, self._offset + int(reader.start) - at)
+                elif reader.kind == MARK and self._is_in_use(reader):
+                    self._keys_bytes += int(reader.stop - reader.start)
             self._offset += length
             done += length
 
@@ -501,7 +531,8 @@ class _Retiring:
         elif kind == EXIT:
             if reader.segment != here and journal.has_segment(int(reader.segment)):
                 journal.log.note_raw(reader.raw())
-                self._carried += int(reader.stop - reader.start)
+                carried = journal._carried_exits
+                carried[int(reader.segment)] = carried.get(int(reader.segment), 0) + 1
         elif kind == BACK:
             # as it is now: a later return may stand in another segment
             queue = journal.shard.numbered.get(int(reader.queue))
@@ -509,19 +540,20 @@ class _Retiring:
             if queue is not None and entry is not None and entry.message.segment:
                 journal.log.back(queue, entry)
         elif kind == MARK:
-            mark = cast(list[Any], reader.document())
-            tenant = journal.shard.tenants.get(mark[0])
-            if tenant is not None and tenant.dedup.find(mark[1], mark[2], journal.shard.wall_ms) == mark[3]:
-                journal.log.note(MARK, mark, False)
-                self._carried += int(reader.stop - reader.start)
-        elif kind == STATE:
-            self.segment.state_bytes = int(reader.stop - reader.start)
+            if self._is_in_use(reader):
+                journal.log.note(MARK, reader.document(), False)
         elif kind == DEFINE and self.segment is not journal.segments[0]:
             # an older segment may hold the keys that are to be forgotten
             change = cast(dict[str, Any], reader.document())
             if change["op"] == "forget":
                 journal.log.note(DEFINE, change, False)
-                self._carried += int(reader.stop - reader.start)
+
+    def _is_in_use(self, reader: records.Reader) -> bool:
+        """Whether a dedup key is still remembered for the message that it was first used for."""
+        shard = self.journal.shard
+        name, scope, key, number, _ = cast(list[Any], reader.document())
+        tenant = shard.tenants.get(name)
+        return tenant is not None and tenant.dedup.find(scope, key, shard.wall_ms) == number
 
     def settled(self, batch: int) -> None:
         """A batch is durable: once that holds for the note that retires the segment, it may go."""

@@ -33,6 +33,7 @@ MAGIC: Final[i32] = 0x524B4231
 
 BATCH_HEADER_BYTES: Final[i64] = 36
 PLACEMENT_BYTES: Final[i64] = 33
+EXIT_BYTES: Final[i64] = 17
 
 PUT: Final[i64] = 1
 EXIT: Final[i64] = 2
@@ -187,6 +188,25 @@ def write_exit(w: BytesWriter, queue: i64, seq: i64, segment: i64) -> None:
     write_i32_be(w, i32(segment))
 
 
+def exits_by_segment(payload: bytes, pos: i64) -> dict[int, int]:
+    """How many of the EXIT records from here to the end name each segment."""
+    counts: dict[int, int] = {}
+    last: i64 = -1
+    run: i64 = 0
+    while pos < len(payload):
+        segment = i64(read_i32_be(payload, pos + 13))
+        if segment != last:
+            if run:
+                counts[last] = counts.get(last, 0) + run
+            last = segment
+            run = 0
+        run += 1
+        pos += EXIT_BYTES
+    if run:
+        counts[last] = counts.get(last, 0) + run
+    return counts
+
+
 def write_back(w: BytesWriter, queue: i64, seq: i64, segment: i64, due_ms: i64, attempts: i64, flags: i64) -> None:
     w.append(u8(BACK))
     write_i32_be(w, i32(queue))
@@ -294,7 +314,7 @@ class Reader:
             self.queue = i64(read_i32_be(data, pos + 1))
             self.seq = read_i64_be(data, pos + 5)
             self.segment = i64(read_i32_be(data, pos + 13))
-            self.stop = pos + 17
+            self.stop = pos + EXIT_BYTES
         elif kind == PUT:
             self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
             self.number = read_i64_be(data, pos + 5)

@@ -103,6 +103,8 @@ class Recovery:
         self.retired: set[int] = set()
         self.marks: dict[int, int] = {}
         self.placements: dict[int, int] = {}
+        self.exits: dict[int, dict[int, int]] = {}
+        self.states: dict[int, int] = {}
         self.seq: i64 = 0
         self.epoch: i64 = 0
         self.last_segment: i64 = 0
@@ -178,6 +180,11 @@ class Recovery:
             places = self._places_of(reader.queue)
             if places.get(reader.seq) >> PLACE_BITS == reader.segment:
                 places.set(reader.seq, 0)
+            exits = self.exits.get(segment)
+            if exits is None:
+                exits = {}
+                self.exits[segment] = exits
+            exits[reader.segment] = exits.get(reader.segment, 0) + 1
         elif kind == BACK:
             self._places_of(reader.queue).backs[reader.seq] = (reader.due_ms, reader.attempts, reader.flags)
         elif kind == IDS:
@@ -189,6 +196,7 @@ class Recovery:
             if kind == MARK:
                 self.marks[segment] = self.marks.get(segment, 0) + 1
             elif kind == STATE:
+                self.states[segment] = int(reader.stop - reader.start)
                 self._expected = cast(dict[str, list[int]], document)["segments"]
             self._on_document(int(kind), document)
 

@@ -1,0 +1,163 @@
+"""The faces of the broker API under one roof, so that a test is written once: as for the async face.
+
+A face that is not async is wrapped: each call that would be awaited runs in a thread of its own. A further face (a
+client of a server) joins by its name in `FACES` and a way to make it in `Face.make`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import rookery
+from rookery import embed
+from rookery.clock import ManualClock
+
+FACES = ("async", "blocking")
+
+_ASYNC_OF: dict[type, type] = {
+    embed.Broker: embed.AsyncBroker,
+    embed.Queue: embed.AsyncQueue,
+    embed.Exchange: embed.AsyncExchange,
+    embed.Delivery: embed.AsyncDelivery,
+    embed.QueueSubscription: embed.AsyncQueueSubscription,
+    embed.TopicSubscription: embed.AsyncTopicSubscription,
+    embed.Transaction: embed.AsyncTransaction,
+}
+
+
+class Face:
+    """One face of the API, and the clock that its brokers run on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.clock = ManualClock()
+        self.delivery: Any = embed.AsyncDelivery if name == "async" else embed.Delivery
+        self._made: list[Any] = []
+
+    def make(self, config: rookery.Config | None = None, **settings: Any) -> Any:
+        """A broker in the async way, closed at the end of the test."""
+        settings.setdefault("clock", self.clock)
+        settings.setdefault("secret", b"testing")
+        made: Any
+        if self.name == "async":
+            made = embed.AsyncBroker(config, **settings)
+        else:
+            made = wrapped(embed.Broker(config, **settings))
+        self._made.append(made)
+        return made
+
+    async def advance(self, ms: int) -> None:
+        """Let time pass, and let the brokers notice."""
+        self.clock.advance(ms)
+        for broker in self._made:
+            await broker.tick()
+
+    async def close(self) -> None:
+        for broker in self._made:
+            await broker.close()
+
+
+async def faced(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
+    """Use as `face = pytest.fixture(faced, params=FACES)`."""
+    face = Face(request.param)
+    yield face
+    await face.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Let others run until it holds."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0)
+
+
+async def counts(queue: Any, **wanted: int) -> bool:
+    """Whether a queue's stats say so: `await until(lambda: counts(queue, ready=1))`."""
+    stats = await queue.stats()
+    return all(stats[name] == value for name, value in wanted.items())
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a function in a thread of its own, so that any number of them may wait."""
+    loop = asyncio.get_running_loop()
+    result = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = function(*arguments, **named)
+        except BaseException as error:  # noqa: BLE001 (it is raised again where it is waited for)
+            failure = error
+        loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
+class Wrapped:
+    """A handle of the blocking face, to be used like its async twin."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        if inspect.iscoroutinefunction(getattr(_ASYNC_OF[type(self.inner)], name, None)):
+
+            async def waiting(*arguments: Any, **named: Any) -> Any:
+                named = {key: unwrapped(item) for key, item in named.items()}
+                return wrapped(await in_thread(value, *map(unwrapped, arguments), **named))
+
+            return waiting
+        if inspect.ismethod(value):
+            return lambda *arguments, **named: wrapped(value(*map(unwrapped, arguments), **named))
+        return wrapped(value)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    async def __aenter__(self) -> Any:
+        return wrapped(await in_thread(self.inner.__enter__))
+
+    async def __aexit__(self, *exc: object) -> Any:
+        return await in_thread(self.inner.__exit__, *exc)
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        end = object()
+        item = await in_thread(next, self.inner, end)
+        if item is end:
+            raise StopAsyncIteration
+        return wrapped(item)
+
+
+def wrapped(value: Any) -> Any:
+    if type(value) in _ASYNC_OF:
+        return Wrapped(value)
+    if type(value) is list:
+        return [wrapped(item) for item in value]
+    return value
+
+
+def unwrapped(value: Any) -> Any:
+    if isinstance(value, Wrapped):
+        return value.inner
+    if type(value) is list:
+        return [unwrapped(item) for item in value]
+    return value
