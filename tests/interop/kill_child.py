@@ -267,8 +267,10 @@ class Child:
 async def main() -> None:
     plan = json.loads(sys.argv[1])
     # small segments, so that they fill up and are compacted all the time
-    engine.Journal = functools.partial(Journal, segment_bytes=SEGMENT_BYTES)  # type: ignore[misc, assignment]
-    engine.FileMedium = functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0)  # type: ignore[misc, assignment]
+    vars(engine).update(
+        Journal=functools.partial(Journal, segment_bytes=SEGMENT_BYTES),
+        FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0),
+    )
     broker = AsyncBroker(
         enable_persistence=True, persistence_path=plan["directory"], page_bytes=PAGE_BYTES, compress_min_bytes=512
     )

@@ -933,7 +933,11 @@ class Queue:
             self._count_origin(message, 1)
         if message.expires_ms or self.ttl_ms:
             self._index_expiry(entry)
-        if due_ms > self.shard.wall_ms:
+        late = due_ms > self.shard.wall_ms
+        if late or seq <= self._line_of(message.priority).last_seq:
+            # it will stand beside its line, where only this finds it
+            self._away[seq] = entry
+        if late:
             self._delay(entry, due_ms)
         else:
             self._line_up(entry)

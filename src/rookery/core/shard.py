@@ -31,7 +31,7 @@ from rookery.errors import (
     MessageTooLarge,
     TenantNotFound,
 )
-from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message, MessageIds, Route, check_numbers
+from rookery.model import NEVER, PERSISTENT, Message, MessageIds, Route, check_numbers
 from rookery.store import records
 
 TENANTS_MAX: Final = 10_000
@@ -233,7 +233,6 @@ class Shard:
         size: i64 = len(body) + len(props)
         if size > tenant.message_bytes_max:
             raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
-        size += MESSAGE_OVERHEAD_BYTES
         if tenant.memory_bytes + size > tenant.memory_bytes_max or self.memory_bytes + size > self.memory_bytes_max:
             tenant.refused += 1
             raise MemoryLimitExceeded
