@@ -1,0 +1,336 @@
+"""The embedded broker with its journal on disk: publishing, recovery, a large backlog, and the pauses of the loop.
+
+Every part that measures memory or a restart runs in a process of its own. The disk is that of the temporary directory
+(TMPDIR chooses it); every confirm waits for fdatasync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from bench.harness import BODY_BYTES, rss_bytes, start, table, title
+from rookery import AsyncBroker
+from rookery.embed import engine
+from rookery.embed.aio.queues import AsyncQueue
+from rookery.store.journal import Journal
+
+PUBLISHED = 100_000
+BACKLOG_BYTES = 1_000
+CHURN_S = 8.0
+PAUSE_MAX_MS = 20
+PAUSE_SEGMENT_BYTES = 4 << 20
+SHOWN = ("publish", "recovery", "backlog", "pauses")
+PAUSES_MS = (1, 2, 5, 10, 20, 50, 100)
+
+
+def opened(directory: str) -> AsyncBroker:
+    return AsyncBroker(enable_persistence=True, persistence_path=directory)
+
+
+def rss_mib() -> float:
+    return rss_bytes() / (1 << 20)
+
+
+def random_bodies(count: int, size: int) -> list[bytes]:
+    """Bodies that do not compress, a few of them used again and again."""
+    source = random.Random(1)
+    return [source.randbytes(size) for _ in range(count)]
+
+
+# Publishing
+
+
+async def in_batches(queue: AsyncQueue, batch: int) -> None:
+    """publish_many, one call after the other."""
+    payloads = random_bodies(batch, BODY_BYTES)
+    for _ in range(PUBLISHED // batch):
+        await queue.publish_many(payloads)
+
+
+async def in_window(queue: AsyncQueue, window: int) -> None:
+    """One message a call, `window` calls waiting for their confirms at any time."""
+    body = random_bodies(1, BODY_BYTES)[0]
+    left = PUBLISHED
+
+    async def publisher() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await queue.publish(body)
+
+    await asyncio.gather(*(publisher() for _ in range(window)))
+
+
+async def publish_part(kind: str, size: int) -> dict[str, float]:
+    directory = tempfile.mkdtemp(prefix="rookery-bench-")
+    try:
+        async with opened(directory) as broker:
+            queue = await broker.queue("q")
+            journal = broker.engine.journal
+            assert journal is not None
+            work = in_batches if kind == "batch" else in_window
+            await queue.publish(b"first")
+            syncs, cpu, wall = journal.syncs, time.process_time(), time.perf_counter()
+            await work(queue, size)
+            return {
+                "cpu_us": (time.process_time() - cpu) / PUBLISHED * 1e6,
+                "wall_us": (time.perf_counter() - wall) / PUBLISHED * 1e6,
+                "syncs": (journal.syncs - syncs) / PUBLISHED,
+            }
+    finally:
+        shutil.rmtree(directory)
+
+
+def show_publishing(rounds: int) -> None:
+    title(
+        "Durable publish, embedded",
+        f"""{PUBLISHED:,} messages of {BODY_BYTES} B into one queue, async face on uvloop, sync=always, each round in a
+        process of its own. CPU of the whole process with its writing thread; the median of {rounds} rounds by CPU.""",
+    )
+    rows = []
+    for name, kind, size, aim in (
+        ("publish_many of 100", "batch", 100, "≤ 2.5"),
+        ("publish_many of 256", "batch", 256, "≤ 2.5"),
+        ("256 tasks, one message a call", "window", 256, "≤ 2.5"),
+        ("2,000 tasks, one message a call", "window", 2000, "≤ 1.2"),
+    ):
+        found = sorted((part("publish", kind, str(size)) for _ in range(rounds)), key=lambda f: float(f["cpu_us"]))
+        middle = found[len(found) // 2]
+        spread = f"{found[0]['cpu_us']:.2f} to {found[-1]['cpu_us']:.2f}"
+        rows.append(
+            [name, f"{middle['cpu_us']:.2f}", spread, aim, f"{middle['syncs']:.5f}", f"{middle['wall_us']:.1f}"]
+        )
+    table(["case", "CPU µs/message", "rounds from, to", "aim", "syncs/message", "wall µs/message"], rows)
+
+
+# Recovery and backlog
+
+
+async def fill_part(directory: str, count: int, size: int) -> dict[str, float]:
+    """Fill a queue; the most memory that was seen meanwhile."""
+    payloads = random_bodies(500, size)
+    peak = 0.0
+    started = time.perf_counter()
+    async with opened(directory) as broker:
+        queue = await broker.queue("q")
+        for n in range(0, count, len(payloads)):
+            await queue.publish_many(payloads)
+            if n % 10_000 == 0:
+                peak = max(peak, rss_mib())
+        wall = time.perf_counter() - started
+    return {"rss_mib": max(peak, rss_mib()), "wall_s": wall}
+
+
+async def recover_part(directory: str) -> dict[str, float]:
+    """Open a directory; the time that takes, and the memory afterwards."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    broker = opened(directory)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    found = {"wall_s": wall, "cpu_s": cpu, "rss_mib": rss_mib()}
+    queue = await broker.queue("q")
+    found["ready"] = (await queue.stats())["ready"]
+    await broker.close()
+    return found
+
+
+async def drain(queue: AsyncQueue) -> dict[str, float]:
+    """Claim and settle everything; the rate, and the most memory that was seen meanwhile."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    taken, peak = 0, 0.0
+    while deliveries := await queue.claim(500):
+        await queue.settle(deliveries)
+        taken += len(deliveries)
+        if taken % 10_000 == 0:
+            peak = max(peak, rss_mib())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"taken": taken, "rate": taken / wall, "cpu_us": cpu / taken * 1e6, "rss_mib": peak}
+
+
+async def drain_part(directory: str) -> dict[str, float]:
+    async with opened(directory) as broker:
+        return await drain(await broker.queue("q"))
+
+
+async def memory_part(count: int, size: int) -> dict[str, float]:
+    """Fill and drain without a journal."""
+    payloads = random_bodies(500, size)
+    async with AsyncBroker() as broker:
+        queue = await broker.queue("q")
+        for _ in range(0, count, len(payloads)):
+            await queue.publish_many(payloads)
+        return await drain(queue)
+
+
+def show_recovery(count: int) -> None:
+    title(
+        "Recovery",
+        f"""{count:,} messages of {BODY_BYTES} B in one queue, written by one process and opened by another: the time
+        until the broker is made. The files were just written, so they are in the system's cache.""",
+    )
+    directory = tempfile.mkdtemp(prefix="rookery-bench-")
+    try:
+        part("fill", directory, str(count), str(BODY_BYTES))
+        found = part("recover", directory)
+        assert found["ready"] == count
+    finally:
+        shutil.rmtree(directory)
+    aim = "≤ 3" if count == 1_000_000 else ""
+    table(
+        ["messages", "wall s", "CPU s", "aim s", "RSS MiB"],
+        [[f"{count:,}", f"{found['wall_s']:.2f}", f"{found['cpu_s']:.2f}", aim, f"{found['rss_mib']:.0f}"]],
+    )
+
+
+def show_backlog(count: int) -> None:
+    title(
+        "Backlog",
+        f"""{count:,} messages of {BACKLOG_BYTES:,} B in one queue with the default settings: filled with publish_many
+        of 500, opened again, and drained with claims of 500, each step in a process of its own. In memory: filled and
+        drained in one process without a journal, at most 500,000 messages. The aims are for 5 million.""",
+    )
+    directory = tempfile.mkdtemp(prefix="rookery-bench-")
+    try:
+        filled = part("fill", directory, str(count), str(BACKLOG_BYTES))
+        recovered = part("recover", directory)
+        drained = part("drain", directory)
+        assert recovered["ready"] == drained["taken"] == count
+    finally:
+        shutil.rmtree(directory)
+    memory = part("memory", str(min(count, 500_000)), str(BACKLOG_BYTES))
+    ratio = drained["rate"] / memory["rate"]
+    cpu_ratio = memory["cpu_us"] / drained["cpu_us"]
+    table(
+        ["", "measured", "aim"],
+        [
+            ["RSS while filled, MiB", f"{filled['rss_mib']:.0f}", "≤ 400"],
+            ["RSS after recovery, MiB", f"{recovered['rss_mib']:.0f}", "≤ 400"],
+            ["RSS while drained, MiB", f"{drained['rss_mib']:.0f}", "≤ 400"],
+            ["fill, messages/s", f"{count / filled['wall_s']:,.0f}", ""],
+            ["recovery, s", f"{recovered['wall_s']:.2f} (CPU {recovered['cpu_s']:.2f})", "≤ 20"],
+            ["drain, messages/s", f"{drained['rate']:,.0f}", ""],
+            ["drain in memory, messages/s", f"{memory['rate']:,.0f}", ""],
+            ["drain against in memory, wall", f"{ratio:.2f}", "≥ 0.5"],
+            ["drain against in memory, CPU", f"{cpu_ratio:.2f}", ""],
+        ],
+    )
+
+
+# Pauses
+
+
+async def pauses_part() -> dict[str, Any]:
+    """Publish and settle while segments are compacted, with a ticker that sees how long each turn takes."""
+    directory = tempfile.mkdtemp(prefix="rookery-bench-")
+    vars(engine)["Journal"] = functools.partial(Journal, segment_bytes=PAUSE_SEGMENT_BYTES)
+    turns: list[float] = []
+    worked: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(0)
+            turns.append((time.perf_counter() - wall) * 1000)
+            worked.append((time.thread_time() - cpu) * 1000)
+
+    async def churn(queue: AsyncQueue, until: float) -> None:
+        """Most messages are settled at once, every tenth stays: what compacting finds in each segment."""
+        payloads = random_bodies(100, BACKLOG_BYTES)
+        while time.perf_counter() < until:
+            await queue.publish_many(payloads)
+            deliveries = await queue.claim(100)
+            await queue.settle([delivery for n, delivery in enumerate(deliveries) if n % 10])
+
+    try:
+        async with opened(directory) as broker:
+            queue = await broker.queue("q", lease_ms=3_600_000)
+            journal = broker.engine.journal
+            assert journal is not None
+            ticker = asyncio.create_task(tick())
+            await churn(queue, time.perf_counter() + CHURN_S)
+            ticker.cancel()
+            retired, segments = journal.retired, len(journal.segments)
+    finally:
+        shutil.rmtree(directory)
+    found: dict[str, Any] = {"turns": len(turns), "retired": retired, "segments": segments}
+    for name, values in (("wall", turns), ("cpu", worked)):
+        found[name] = [sum(1 for value in values if value > limit) for limit in PAUSES_MS]
+        found[f"{name}_max_ms"] = max(values)
+    return found
+
+
+def show_pauses() -> None:
+    title(
+        "Pauses of the loop while compacting",
+        f"""{CHURN_S:g} s of publish_many of 100 × {BACKLOG_BYTES:,} B, claim, settle nine of ten (the tenth stays
+        leased), in segments of {PAUSE_SEGMENT_BYTES >> 20} MiB, so that they are mostly dead and are compacted, beside
+        a task that does nothing but yield: the time between its turns. Wall time has the machine's other processes in
+        it, and waiting for the interpreter's lock; CPU is what the loop's thread itself did.""",
+    )
+    found = part("pauses")
+    rows = [
+        [f"> {limit} ms", f"{wall:,}", f"{cpu:,}"]
+        for limit, wall, cpu in zip(PAUSES_MS, found["wall"], found["cpu"], strict=True)
+    ]
+    rows.append(
+        [f"longest (aim ≤ {PAUSE_MAX_MS} ms)", f"{found['wall_max_ms']:.1f} ms", f"{found['cpu_max_ms']:.1f} ms"]
+    )
+    table([f"of {found['turns']:,} turns", "wall", "CPU"], rows)
+    print(f"  {found['retired']} segments were compacted, {found['segments']} are left\n")
+
+
+# Parts in processes of their own
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "publish": lambda kind, size: publish_part(kind, int(size)),
+    "fill": lambda directory, count, size: fill_part(directory, int(count), int(size)),
+    "recover": recover_part,
+    "drain": drain_part,
+    "memory": lambda count, size: memory_part(int(count), int(size)),
+    "pauses": pauses_part,
+}
+
+
+def part(name: str, *arguments: str) -> dict[str, Any]:
+    """Run a part in a process of its own; what it found."""
+    command = [sys.executable, "-m", "bench.durable", "--part", name, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--part"]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            print(json.dumps(runner.run(PARTS[sys.argv[2]](*sys.argv[3:]))))
+        return
+    parser = argparse.ArgumentParser(prog="bench/run durable")
+    parser.add_argument("--backlog", type=int, default=500_000, help="messages of the backlog (the aim: 5000000)")
+    parser.add_argument("--recovery", type=int, default=1_000_000, help="messages to recover")
+    parser.add_argument("--only", default=",".join(SHOWN), help=f"which parts of {', '.join(SHOWN)}")
+    arguments = start("durable", parser)
+    wanted = arguments.only.split(",")
+    if "publish" in wanted:
+        show_publishing(arguments.rounds)
+    if "recovery" in wanted:
+        show_recovery(arguments.recovery)
+    if "backlog" in wanted:
+        show_backlog(arguments.backlog)
+    if "pauses" in wanted:
+        show_pauses()
+
+
+if __name__ == "__main__":
+    main()

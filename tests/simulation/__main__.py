@@ -1,0 +1,39 @@
+"""Run simulations by seed: `PYTHONPATH=src python -m tests.simulation SEED [--count N] [--steps N] [--trace]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.simulation.world import STEPS, SimulationFailure, run, tighten
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Run simulations by seed.")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--count", type=int, default=1, help="how many seeds, from SEED on")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--trace", action="store_true", help="print every operation")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
+    options = parser.parse_args(arguments)
+    tighten()
+    failed = 0
+    for seed in range(options.seed, options.seed + options.count):
+        try:
+            world = run(seed, options.steps)
+        except SimulationFailure as failure:
+            failed += 1
+            if options.trace:
+                print("\n".join(failure.trace))
+            print(failure)
+            if options.first:
+                break
+        else:
+            if options.trace:
+                print("\n".join(world.trace))
+    print(f"{failed} of {options.count} runs broke a law" if failed else f"{options.count} runs kept the laws")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
