@@ -101,6 +101,7 @@ class Child:
         queue = self.queues["keys"]
         for id in ids:
             before = (await queue.stats())["ready"]
+            say("repeat", id)
             uuid = await queue.publish(self._keyed(id))
             grew = (await queue.stats())["ready"] - before
             self.flows["keys"].add(grew)

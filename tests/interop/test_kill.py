@@ -77,6 +77,8 @@ class Account:
             self.declared = True
         elif word == "dumped":
             self.audit()
+        elif word == "repeat":
+            self._repeat(f"keys:{rest[0]}")
         elif word == "again":
             self._again(int(rest[0]), rest[1], int(rest[2]))
         elif word == "journal":
@@ -104,7 +106,7 @@ class Account:
         takes = [change[1:] for change in changes if change[0] == "-"]
         operation = self._open[number] = Operation(adds, takes)
         for placement in adds:
-            assert placement not in self.adder
+            self._expect(placement not in self.adder, f"{placement} was added already, and its origin is back")
             self.adder[placement] = operation
             if placement.startswith("keys:"):
                 self.keyed.append(int(placement[5:]))
@@ -131,21 +133,26 @@ class Account:
         done, tried = self.retries.get(placement, (0, 0))
         self._expect(done < attempt <= tried + 1, f"{placement}: attempt {attempt} after {done} to {tried} retries")
 
+    def _repeat(self, placement: str) -> None:
+        """A dedup key of an earlier life is used once more: if it is not known, that adds its message."""
+        if placement not in self.adder:
+            self._open[placement] = self.adder[placement] = Operation([placement], [])
+
     def _again(self, id: int, uuid: str, grew: int) -> None:
-        """A dedup key of an earlier life was used once more."""
+        """The repeat was answered."""
         placement = f"keys:{id}"
         self.totals["repeats"] += 1
+        new = self._open.pop(placement, None)
         if placement in self.uuids:
             first = self.uuids[placement]
             self._expect(uuid == first, f"{placement}: a repeat was answered {uuid}, the first {first}")
             self._expect(grew == 0, f"{placement}: a repeat of a confirmed key was added")
         elif grew:
-            self._expect(placement not in self.adder, f"{placement} happened, and its repeat was added")
-            self.adder[placement] = Operation([placement], [])
+            self._expect(new is not None, f"{placement} happened, and its repeat was added")
             self.adder[placement].answered = True
-        else:
-            known = placement in self.adder or placement in self._unsure
-            self._expect(known, f"{placement}: its key was kept, its message was not")
+        elif new is not None:
+            self._expect(placement in self._unsure, f"{placement}: its key was kept, its message was not")
+            del self.adder[placement]
         self.uuids[placement] = uuid
 
     # The audit

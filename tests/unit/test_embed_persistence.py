@@ -630,3 +630,13 @@ def test_the_package_example_of_persistence(tmp_path: Path) -> None:
             jobs.get(1_000).ack()
     with rookery.Broker(enable_persistence=True, persistence_path=str(tmp_path)) as broker:
         assert broker.queue("jobs").stats()["ready"] == 0
+
+
+@pytest.mark.parametrize("topic", ["quiet", "a.#"])
+def test_what_is_kept_is_no_subscriber(tmp_path: Path, topic: str) -> None:
+    """Keeping a topic's messages does not make a mandatory publish arrive, and a pattern is no topic to keep."""
+    with rookery.Broker(enable_persistence=True, persistence_path=str(tmp_path / "data")) as broker:
+        broker.publish(topic, "kept if it can be")
+        assert len(broker.recover(topic)) == (topic == "quiet")
+        with pytest.raises(errors.Unroutable):
+            broker.publish(topic, "for somebody", mandatory=True)

@@ -64,11 +64,13 @@ class Dedup:
                 return
             self._drop(first)
 
-    def forget_scope(self, scope: str) -> None:
-        """A queue or exchange was deleted: a new one of that name starts afresh."""
-        if scope in self._scopes:
-            for mark in [m for m in self._marks if m[0] == scope]:
-                self._drop(mark)
+    def forget_scope(self, scope: str) -> bool:
+        """A queue or exchange was deleted: a new one of that name starts afresh. Whether there was any key."""
+        if scope not in self._scopes:
+            return False
+        for mark in [m for m in self._marks if m[0] == scope]:
+            self._drop(mark)
+        return True
 
     def marks(self) -> list[tuple[str, str, int, int]]:
         """(scope, key, number, expires_ms), oldest first."""

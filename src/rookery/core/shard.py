@@ -141,6 +141,8 @@ class Shard:
     def delete_tenant(self, name: str) -> None:
         """Delete a tenant with everything in it."""
         tenant = self.tenant(name)
+        if len(tenant.dedup):
+            self.log.change("forget", name, {"scope": "", "upto": int(self.last_id)})
         for queue in list(tenant.queues.values()):
             tenant.delete(queue, "deleted")
         self.transactions.forget_tenant(tenant)

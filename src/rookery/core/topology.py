@@ -370,7 +370,7 @@ class Tenant:
         del self.queues[queue.name]
         del self.said[queue.name]
         del self.faces[queue.name]
-        self.dedup.forget_scope("queue:" + queue.name)
+        self._forget_keys("queue:" + queue.name)
         self._unbind_target(queue)
         self.version += 1
         if queue.number:
@@ -441,7 +441,7 @@ class Tenant:
             raise InUse(f"exchange {name!r} in use", argument="exchange")
         self.bindings -= exchange.matcher.count
         del self.exchanges[name]
-        self.dedup.forget_scope("exchange:" + name)
+        self._forget_keys("exchange:" + name)
         self._unbind_target(exchange)
         self.version += 1
         if exchange.durable:
@@ -578,6 +578,11 @@ class Tenant:
                 elif isinstance(target, Exchange):
                     todo.append(target)
         return found
+
+    def _forget_keys(self, scope: str) -> None:
+        """What had these dedup keys is gone; a later one of the same name starts afresh, also after a restart."""
+        if self.dedup.forget_scope(scope):
+            self.shard.log.change("forget", self.name, {"scope": scope, "upto": int(self.shard.last_id)})
 
     def dedup_window_ms(self, exchange: str, key: str) -> int:
         """How long a dedup key published there is remembered."""

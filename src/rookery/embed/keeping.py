@@ -12,7 +12,7 @@ from typing import Final
 from rookery.core.queue import Queue
 from rookery.embed.context import TOPICS, Context, EngineT
 from rookery.embed.messages import Message, unpack
-from rookery.errors import PersistenceDisabled
+from rookery.errors import PersistenceDisabled, Unroutable
 from rookery.model import Message as StoredMessage
 
 PREFIX: Final = "amq.kept."
@@ -27,13 +27,21 @@ def name_of(key: str) -> str:
 
 def keep(context: Context[EngineT], key: str) -> None:
     """Have messages of this topic kept from now on (within a turn)."""
-    if not context.config.enable_persistence:
+    if not context.config.enable_persistence or any(word in ("*", "#") for word in key.split(".")):
         return
     name = name_of(key)
     if name not in context.tenant.queues:
         settings = {"ttl_ms": KEEP_MS, "ordered": False, "max_attempts": 0}
         queue, _ = context.tenant.declare_queue(name, settings, "embedded")
         context.tenant.bind(TOPICS, queue, key)
+
+
+def check_reached(context: Context[EngineT], key: str, props: bytes) -> None:
+    """Unroutable when nobody but the keeper would get a message (within a turn)."""
+    tenant = context.tenant
+    queues = tenant.queues_for(tenant.way(tenant.exchange(TOPICS), key), props)
+    if all(queue.name.startswith(PREFIX) for queue in queues):
+        raise Unroutable(f"nobody subscribes to {key!r}", argument="topic")
 
 
 def recover(context: Context[EngineT], key: str, limit: int) -> list[Message]:

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from rookery._bytes import BytesWriter
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
+from rookery.core.entries import DELAYED, LEASED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
@@ -216,8 +217,8 @@ class Journal:
             self._retiring.work()
         if self._tidy_soon or (not log.pending() and self.shard.mono_ms >= self._tidy_at_ms):
             self._tidy()
-            if not log.pending():
-                return
+        if not log.pending():
+            return
         if not (log.wants_sync or log.urgent):
             now = int(self.shard.mono_ms)
             if self._lazy_since_ms is None:
@@ -466,9 +467,10 @@ class _Retiring:
         journal.log.urgent = True
         self._window = Window(journal.medium.read, segment.number, segment.size)
         self._offset = 0 if scan else segment.size
-        # keys in use are only found by looking; the first time through, they are counted
-        self._counting = scan and segment.marks > 0
-        self._keys_bytes = 0
+        # which keys and returns are in use is only found by looking; the first time through, they are counted
+        self._counting = scan
+        self._used_bytes = 0
+        self._returned: set[tuple[int, int]] = set()
         self._wait_for: int | None = None
 
     def has_work(self) -> bool:
@@ -485,7 +487,8 @@ class _Retiring:
             if self._counting and self._offset >= self.segment.size:
                 self._counting = False
                 self._offset = 0
-                if self._keys_bytes * 2 > self.segment.grown():
+                self._returned.clear()
+                if self._used_bytes * 2 > self.segment.grown():
                     # to write so much again gains nothing, and would never end
                     self.segment.kept_until_ms = int(journal.shard.wall_ms) + KEPT_MS
                     journal._retiring = None
@@ -505,8 +508,10 @@ class _Retiring:
             while reader.next():
                 if not self._counting:
                     self._carry(reader, self._offset + int(reader.start) - at)
-                elif reader.kind == MARK and self._is_in_use(reader):
-                    self._keys_bytes += int(reader.stop - reader.start)
+                elif (reader.kind == MARK and self._is_in_use(reader)) or (
+                    reader.kind == BACK and self._is_first_return(reader)
+                ):
+                    self._used_bytes += int(reader.stop - reader.start)
             self._offset += length
             done += length
 
@@ -537,7 +542,7 @@ class _Retiring:
             # as it is now: a later return may stand in another segment
             queue = journal.shard.numbered.get(int(reader.queue))
             entry = None if queue is None else queue.find(reader.seq)
-            if queue is not None and entry is not None and entry.message.segment:
+            if queue is not None and entry is not None and self._is_first_return(reader):
                 journal.log.back(queue, entry)
         elif kind == MARK:
             if self._is_in_use(reader):
@@ -547,6 +552,26 @@ class _Retiring:
             change = cast(dict[str, Any], reader.document())
             if change["op"] == "forget":
                 journal.log.note(DEFINE, change, False)
+
+    def _is_first_return(self, reader: records.Reader) -> bool:
+        """Whether a return may be the last of an entry that is still there, and is the first such one here.
+
+        An entry that has other attempts by now, or another delay, came back again, and a later record says so.
+        """
+        which = (int(reader.queue), int(reader.seq))
+        queue = self.journal.shard.numbered.get(which[0])
+        if queue is None or which in self._returned:
+            return False
+        entry = queue.find(reader.seq)
+        if entry is None:
+            last = queue.paged_place(reader.seq) != 0
+        else:
+            attempts = int(entry.attempts) - int(reader.attempts)
+            last = entry.message.segment != 0 and (attempts == 0 or (attempts == 1 and entry.state == LEASED))
+            last = last and (entry.state != DELAYED or reader.due_ms == entry.due_ms)
+        if last:
+            self._returned.add(which)
+        return last
 
     def _is_in_use(self, reader: records.Reader) -> bool:
         """Whether a dedup key is still remembered for the message that it was first used for."""

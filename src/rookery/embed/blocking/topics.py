@@ -252,6 +252,8 @@ class Topics:
             p = context.pack(TOPICS, key, body, mandatory, headers)
             with context.engine.change as engine:
                 keeping.keep(context, key)
+                if mandatory:
+                    keeping.check_reached(context, key, p.props)
                 full = self._crowded([p], deadlines)
                 if full is None:
                     if headers is None:
