@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.world import STEPS, SimulationFailure, run, tighten
+from tests.simulation.world import STEPS, SimulationFailure, run, tightened
 
 
 def main(arguments: list[str]) -> int:
@@ -16,11 +16,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--trace", action="store_true", help="print every operation")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     options = parser.parse_args(arguments)
-    tighten()
     failed = 0
     for seed in range(options.seed, options.seed + options.count):
         try:
-            world = run(seed, options.steps)
+            with tightened():
+                world = run(seed, options.steps)
         except SimulationFailure as failure:
             failed += 1
             if options.trace:

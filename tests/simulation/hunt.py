@@ -17,11 +17,11 @@ PACKAGE = ROOT / "src" / "rookery"
 
 _SCRIPT = """
 import json, sys
-from tests.simulation.world import SimulationFailure, run, tighten
-tighten()
+from tests.simulation.world import SimulationFailure, run, tightened
 for seed in json.loads(sys.argv[1]):
     try:
-        run(seed)
+        with tightened():
+            run(seed)
     except SimulationFailure as failure:
         print(json.dumps({"seed": seed, "at": failure.at, "law": failure.law, "what": str(failure)}))
         break

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import World, run, tighten
+from tests.simulation.world import World, run, tightened
 
 LONG = os.environ.get("ROOKERY_LONG") == "1"
 SEEDS = 5_000 if LONG else 200
@@ -20,9 +20,9 @@ BATCHES = 20
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_the_laws_hold(batch: int) -> None:
-    tighten()
-    for seed in range(batch, SEEDS, BATCHES):
-        run(seed, STEPS)
+    with tightened():
+        for seed in range(batch, SEEDS, BATCHES):
+            run(seed, STEPS)
 
 
 def test_a_seed_always_makes_the_same_run() -> None:

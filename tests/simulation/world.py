@@ -10,7 +10,8 @@ shows its last operations, and how to run it again:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -307,7 +308,14 @@ def run(seed: int, steps: int = STEPS) -> World:
     return world
 
 
-def tighten() -> None:
+@contextmanager
+def tightened() -> Iterator[None]:
     """Let the core's indexes clear away stale items early, so that small runs see it too (uncompiled only)."""
+    slack = index.SLACK
     if not _compiled.compiled:
         index.SLACK = 8  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        if not _compiled.compiled:
+            index.SLACK = slack  # type: ignore[misc]

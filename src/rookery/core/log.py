@@ -304,7 +304,10 @@ class Log:
                 break
         message = records.read_message(record, {})
         at = self._begin_put(w, message, 1)
-        records.place(w, queue.number, seq, reader.enqueued_ms, 0, reader.attempts, reader.flags)
+        # attempts as they are known now: a return may have been noted since the record was written
+        meta = queue.paged_meta(seq)
+        flags: i64 = REDELIVERED if meta & 1 else 0
+        records.place(w, queue.number, seq, reader.enqueued_ms, 0, (meta & 0xFFFFFFFF) >> 1, flags)
         records.end_put(w, at)
         queue.move_paged(seq, place)
         self.died(old >> PLACE_BITS)

@@ -131,6 +131,12 @@ class Paged:
             return 0
         return page.places[page.find(seq)]
 
+    def meta_of(self, seq: i64) -> i64:
+        page = self.find(seq)
+        if page is None:
+            return 0
+        return page.meta[page.find(seq)]
+
     def move(self, seq: i64, place: i64) -> None:
         """The entry of that sequence stands elsewhere now."""
         page = self.find(seq)

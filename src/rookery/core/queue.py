@@ -256,6 +256,8 @@ class Queue:
             self._trim()
         if self.journaled and message.flags & PERSISTENT:
             shard.log.enter(self, entry)
+        elif shard.log.paging and entry.state == READY:
+            self.page_out(entry, 0)
 
     def admit(self, message: Message, due_ms: i64) -> None:
         """Take a published message in whatever the limits say: they were checked for the whole transaction."""
@@ -546,22 +548,27 @@ class Queue:
     # Paging
 
     def page_out(self, entry: Entry, place: i64) -> None:
-        """An entry was written at this place: if memory is short, it is kept there only."""
+        """An entry was written at this place (0: it is transient): if memory is short, it is kept there only."""
         level = self._plain
         if level.paged is None and not (self.shard.short_of_memory() and self._pages() and level.split_at(entry)):
             return
         while level.fresh_head < len(level.fresh):
             first = level.fresh[level.fresh_head]
             if first.state == READY:
-                if not self._pages() or first.message.expires_ms or (self.ordered and first.message.priority):
+                if not self._pages():
                     return
-                if first is entry:
-                    self._put_away(level, first, place)
+                if first.message.expires_ms:
+                    # it stays in memory, beside the line, so that it does not keep others there
+                    level.returned.push(first.seq, first)
+                    self._away[first.seq] = first
+                elif first is entry:
+                    self._put_away(level, first, place or self.shard.spill(self, first))
                     level.fresh_head += 1
                     break
-                if first.message.segment or (self.journaled and first.message.flags & PERSISTENT):
+                elif first.message.segment or (self.journaled and first.message.flags & PERSISTENT):
                     return
-                self._put_away(level, first, self.shard.spill(self, first))
+                else:
+                    self._put_away(level, first, self.shard.spill(self, first))
             level.fresh_head += 1
         if level.fresh_head >= 1024 and level.fresh_head * 2 >= len(level.fresh):
             del level.fresh[: level.fresh_head]
@@ -632,6 +639,11 @@ class Queue:
         """Where the paged entry of that sequence stands, 0 when it is not paged."""
         paged = self._plain.paged
         return 0 if paged is None else paged.place_of(seq)
+
+    def paged_meta(self, seq: i64) -> i64:
+        """Size, attempts and redelivered flag of a paged entry, packed."""
+        paged = self._plain.paged
+        return 0 if paged is None else paged.meta_of(seq)
 
     def move_paged(self, seq: i64, place: i64) -> None:
         paged = self._plain.paged

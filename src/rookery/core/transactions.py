@@ -204,6 +204,8 @@ def apply(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> l
     for operation in operations:
         if isinstance(operation, Settle):
             _settle(operation)
+            # inside a transaction a settle is as durable as a publish
+            shard.log.wants_sync = shard.log.active
         else:
             numbers.append(_publish(shard, tenant, operation))
     return numbers

@@ -272,8 +272,10 @@ class Journal:
         segment.count_exits(self._carried_exits)
         self._carried_exits = {}
         segment.messages += int(log.puts)
+        # the medium syncs a segment before it begins the next
+        synced = self._synced if segment.size else self._seq
         self._seq += 1
-        data = records.seal(payload, self.shard.epoch, self._seq, self._synced)
+        data = records.seal(payload, self.shard.epoch, self._seq, synced)
         self._flying_at = segment.size
         segment.size += len(data)
         self.batches += 1
@@ -400,8 +402,6 @@ class Journal:
         self.log.open_segment(number)
         self.log.ids_ceiling = 0
         self._tidy_soon = True
-        # the medium syncs a segment before it begins the next
-        self._synced = self._seq
         state = changes.state(self.shard, self.access)
         state["segments"] = [segment.number for segment in self.segments]
         segment.state_bytes = len(records.encode_json(state))
