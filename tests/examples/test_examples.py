@@ -87,10 +87,10 @@ def test_there_is_an_example_for_each_feature_and_a_benchmark_command() -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_of_the_page_does_what_it_says(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that begin with `#>` are what the lines before them print."""
+    """Lines that begin with `# >` are what the lines before them print."""
     monkeypatch.chdir(tmp_path)
     block = BLOCKS[number]
-    expected = re.findall(r"^ *#> ?(.*)$", block, re.MULTILINE)
+    expected = re.findall(r"^ *# ?> ?(.*)$", block, re.MULTILINE)
     printed = io.StringIO()
     names: dict[str, Any] = {"__name__": f"block_{number}"}
     with contextlib.redirect_stdout(printed):

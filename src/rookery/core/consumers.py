@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery.core.index import Heap
 from rookery.model import NEVER
 
 if TYPE_CHECKING:
-    from rookery.core.entries import Entry, Lease
+    from rookery.core.entries import Entry, Lease, Park
     from rookery.core.queue import Queue
 
 # How a queue chooses among subscriptions that have credit. Always: higher consumer priority first.
@@ -63,7 +62,7 @@ class Subscription:
         self.delivered: i64 = 0
         self.shared: Credit | None = None
         self.name: str = ""
-        self.parked: Heap | None = None
+        self.parked: Park | None = None
 
     def has_credit(self) -> bool:
         if self.inflight >= self.limit or self.paused:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i32, i64
 
 from rookery import properties
+from rookery.core.entries import PARKED, READY
 from rookery.errors import InvalidArgument, RookeryError
 from rookery.model import DEAD, Death, Message, Route
 
@@ -152,6 +153,9 @@ def redrive(
             break
         message = entry.message
         deaths = message.route.deaths
+        if entry.state != READY and entry.state != PARKED:
+            # a letter that came here meanwhile pushed it out, or had it delivered
+            continue
         if not message.flags & DEAD or (chosen is not None and not chosen(entry)):
             continue
         origin = tenant.queues.get(deaths[0].queue if target is None else target)
@@ -188,7 +192,7 @@ def move(
     for entry in queue.ready_entries():
         if limit and moved >= limit:
             break
-        if chosen is not None and not chosen(entry):
+        if (entry.state != READY and entry.state != PARKED) or (chosen is not None and not chosen(entry)):
             continue
         message = entry.message
         if not target.has_room_for(1, len(message.body)):

@@ -68,6 +68,45 @@ class Lease:
 
 
 @final
+class Park:
+    """Entries that wait beside the line, best place first."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, Heap] = {}
+        self._order: list[int] = []
+
+    def __len__(self) -> int:
+        return sum(len(heap) for heap in self._heaps.values())
+
+    def push(self, rank: i64, entry: Entry) -> None:
+        heap = self._heaps.get(rank)
+        if heap is None:
+            heap = Heap()
+            self._heaps[rank] = heap
+            self._order.append(rank)
+            self._order.sort(reverse=True)
+        heap.push(entry.seq, entry)
+
+    def pop(self) -> Entry | None:
+        for rank in self._order:
+            heap = self._heaps[rank]
+            while len(heap):
+                entry = cast(Entry, heap.pop())
+                if entry.state == PARKED:
+                    return entry
+        return None
+
+    def entries(self) -> list[Entry]:
+        found: list[Entry] = []
+        for heap in self._heaps.values():
+            for item in heap.items():
+                entry = cast(Entry, item)
+                if entry.state == PARKED:
+                    found.append(entry)
+        return found
+
+
+@final
 class Level:
     """The line of ready entries of one priority: a list in order of sequence, and a heap for those that came back.
 

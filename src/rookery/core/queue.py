@@ -22,7 +22,7 @@ from mypy_extensions import i32, i64
 
 from rookery import properties
 from rookery.core.consumers import KEY_HASH, Roster, Subscription
-from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, Level, by_seq
+from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, Level, Park, by_seq
 from rookery.core.index import Heap
 from rookery.core.meters import Histogram
 from rookery.core.paging import Paged
@@ -112,7 +112,8 @@ class Queue:
         self._lapses = Heap()
         self._leases: dict[int, Lease] = {}
         self._busy: dict[str, Entry] = {}
-        self._parked: dict[str, Heap] = {}
+        self._parked: dict[str, Park] = {}
+        self._heads: dict[str, Entry] = {}
         # written entries that are, or were, out of their line, by sequence; kept only when there is a journal
         self._away: dict[int, Entry] = {}
         self.wall_due_ms: i64 = NEVER
@@ -120,6 +121,7 @@ class Queue:
         self.unused_since_ms: i64 = shard.mono_ms
         self.had_consumer = False
         self.dirty = False
+        self._retimed = False
         # meters
         self.published: i64 = 0
         self.dead_lettered_in: i64 = 0
@@ -144,8 +146,12 @@ class Queue:
 
     def configure(self, settings: QueueSettings) -> None:
         """Take over effective settings, also on a queue that holds messages."""
+        self.adopt(settings)
+        self.conform()
+
+    def adopt(self, settings: QueueSettings) -> None:
         self.settings = settings
-        retimed = self.ttl_ms != settings.ttl_ms
+        self._retimed = self.ttl_ms != settings.ttl_ms
         if self.grouped != settings.grouped or self.roster.distribution != settings.distribution_code:
             self._unpark_all()
             if not settings.grouped:
@@ -163,7 +169,9 @@ class Queue:
         self.auto_delete = settings.auto_delete
         self.roster.distribution = settings.distribution_code
         self.roster.single_active = settings.single_active
-        if retimed:
+
+    def conform(self) -> None:
+        if self._retimed:
             self._reindex_expiries()
         if self.bounded:
             self._trim()
@@ -346,6 +354,8 @@ class Queue:
         else:
             self.ready -= 1
         priority = entry.message.priority
+        # its letter may come back here: nobody may find it in its line meanwhile
+        entry.state = GONE
         self._leave(entry, reason, "")
         if in_line:
             self._line_of(priority).forget_one()
@@ -392,6 +402,8 @@ class Queue:
                     holder = self._busy.get(group)
                     if holder is None:
                         self._busy[group] = entry
+                        if self._heads.get(group) is entry:
+                            del self._heads[group]
                     elif holder is not entry:
                         self._park(entry, group)
                         continue
@@ -403,27 +415,37 @@ class Queue:
         if self.journaled:
             self._away[entry.seq] = entry
         self.ready += 1
-        heap = self._parked.get(group)
-        if heap is None:
-            heap = Heap()
-            self._parked[group] = heap
-        heap.push(entry.seq, entry)
+        if self._heads.get(group) is entry:
+            del self._heads[group]
+        park = self._parked.get(group)
+        if park is None:
+            park = Park()
+            self._parked[group] = park
+        park.push(self._level_of(entry), entry)
 
-    def _unpark(self, group: str) -> None:
-        """The group's busy entry left: its next one may go."""
-        self._busy.pop(group, None)
-        heap = self._parked.get(group)
-        if heap is None:
+    def _level_of(self, entry: Entry) -> i64:
+        if not self.ordered:
+            return 0
+        priority = entry.message.priority
+        return min(self.priority_max, priority)
+
+    def _unpark(self, group: str, left: Entry) -> None:
+        """The group's busy entry, or the one lined up for it, left: the next may go."""
+        if self._busy.get(group) is left:
+            del self._busy[group]
+        if self._heads.get(group) is left:
+            del self._heads[group]
+        park = self._parked.get(group)
+        if park is None:
             return
-        while len(heap):
-            entry = cast(Entry, heap.pop())
-            if entry.state == PARKED:
-                self.ready -= 1
-                self._line_up(entry)
-                self.mark_dirty()
-                break
-        if not len(heap):
+        entry = park.pop()
+        if entry is None:
             del self._parked[group]
+            return
+        self.ready -= 1
+        self._heads[group] = entry
+        self._line_up(entry)
+        self.mark_dirty()
 
     def pump(self) -> None:
         """Deliver ready entries while somebody has credit for them."""
@@ -431,7 +453,7 @@ class Queue:
         roster = self.roster
         if not self.ready or not roster.all:
             return
-        if roster.distribution == KEY_HASH:
+        if roster.distribution == KEY_HASH and self.consumers():
             self._pump_by_key()
             return
         while self.ready:
@@ -441,6 +463,13 @@ class Queue:
             entry = self._next()
             if entry is None:
                 return
+            if not subscription.active or not subscription.has_credit():
+                # a dead letter that came back meanwhile took the credit
+                other = roster.choose()
+                if other is None:
+                    self._line_up(entry)
+                    return
+                subscription = other
             self._hand_over(entry, subscription)
 
     def _pump_by_key(self) -> None:
@@ -455,18 +484,21 @@ class Queue:
                 self._line_up(entry)
                 break
             if owner.parked is None:
-                owner.parked = Heap()
+                owner.parked = Park()
             entry.state = PARKED
             if self.journaled:
                 self._away[entry.seq] = entry
             self.ready += 1
-            owner.parked.push(entry.seq, entry)
+            owner.parked.push(self._level_of(entry), entry)
         for subscription in list(self.roster.all):
-            parked = subscription.parked
-            while parked is not None and len(parked) and subscription.has_credit():
-                entry = cast(Entry, parked.pop())
-                if entry.state == PARKED:
-                    self.ready -= 1
+            while subscription.parked is not None and subscription.has_credit():
+                entry = subscription.parked.pop()
+                if entry is None:
+                    break
+                self.ready -= 1
+                if self.max_attempts and i64(entry.attempts) >= self.max_attempts:
+                    self._leave(entry, "delivery_limit", "")
+                else:
                     self._hand_over(entry, subscription)
 
     def _unpark_all(self) -> None:
@@ -478,16 +510,18 @@ class Queue:
         for heap in list(self._parked.values()):
             self._line_up_all(heap)
         self._parked.clear()
+        self._heads.clear()
         for group in list(self._busy):
             if self._busy[group].state != LEASED and self._busy[group].state != DELAYED:
                 del self._busy[group]
 
-    def _line_up_all(self, heap: Heap) -> None:
-        while len(heap):
-            entry = cast(Entry, heap.pop())
-            if entry.state == PARKED:
-                self.ready -= 1
-                self._line_up(entry)
+    def _line_up_all(self, park: Park) -> None:
+        while True:
+            entry = park.pop()
+            if entry is None:
+                return
+            self.ready -= 1
+            self._line_up(entry)
 
     def _hand_over(self, entry: Entry, subscription: Subscription) -> None:
         entry.attempts += 1
@@ -840,7 +874,10 @@ class Queue:
     def _leave(self, entry: Entry, reason: str, detail: str) -> None:
         """An entry that is in no line and no lease any more dies: to the dead-letter target, or counted and dropped."""
         message = entry.message
+        # the letter may come back to this queue: the dying entry must not count as waiting then
+        self.bytes -= len(message.body)
         arrived = self.tenant.dead_letter(self, message, i64(entry.attempts), reason, detail)
+        self.bytes += len(message.body)
         if arrived:
             self.dead_lettered += 1
         elif reason == "expired":
@@ -863,12 +900,14 @@ class Queue:
             self.tenant.unhold(message)
         if message.flags & DEAD:
             self._count_origin(message, -1)
-        if self.grouped or self._busy:
+        if self.grouped or self._busy or self._heads:
             group = group_of(message)
-            if group and self._busy.get(group) is entry:
-                self._unpark(group)
+            if group and (self._busy.get(group) is entry or self._heads.get(group) is entry):
+                self._unpark(group, entry)
         if len(self._expiries) and self._expiries.crowded(self.ready + self.delayed + self.leased):
             self._reindex_expiries()
+        if len(self._delays) and self._delays.crowded(self.delayed):
+            self._reindex_delays()
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting entry (READY, PARKED or DELAYED) out of turn, without counting where it went."""
@@ -915,6 +954,7 @@ class Queue:
         self._lapses.clear()
         self._leases.clear()
         self._busy.clear()
+        self._heads.clear()
         self._parked.clear()
         self._away.clear()
         self.origins.clear()
@@ -984,16 +1024,10 @@ class Queue:
             found.extend(level.entries())
         parked: list[Entry] = []
         for heap in self._parked.values():
-            for item in heap.items():
-                entry = cast(Entry, item)
-                if entry.state == PARKED:
-                    parked.append(entry)
+            parked.extend(heap.entries())
         for s in self.roster.all:
             if s.parked is not None:
-                for item in s.parked.items():
-                    entry = cast(Entry, item)
-                    if entry.state == PARKED:
-                        parked.append(entry)
+                parked.extend(s.parked.entries())
         if parked:
             found.extend(parked)
             if self.ordered:
@@ -1070,6 +1104,13 @@ class Queue:
         for entry in self.waiting_entries():
             if self._expiry_of(entry):
                 self._index_expiry(entry)
+
+    def _reindex_delays(self) -> None:
+        """Let go of entries that left before their delay was over."""
+        delayed = self.delayed_entries()
+        self._delays.clear()
+        for entry in delayed:
+            self._delays.push(entry.due_ms, entry)
 
     def _reindex_lapses(self) -> None:
         items = self._lapses.items()

@@ -339,10 +339,13 @@ class Tenant:
         return best
 
     def _reconfigure(self) -> None:
-        for queue in list(self.queues.values()):
+        queues = list(self.queues.values())
+        for queue in queues:
             face = self.faces[queue.name]
             policy = self._policy_for(queue.name)
-            queue.configure(effective(queue.name, face, self._defaults(face), policy, self.said[queue.name]))
+            queue.adopt(effective(queue.name, face, self._defaults(face), policy, self.said[queue.name]))
+        for queue in queues:
+            queue.conform()
 
     # Deleting queues
 

@@ -225,11 +225,11 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
                 raise InvalidArgument("a transaction stays within one tenant", argument="lease")
             settled.add(id(lease))
             continue
+        mark = ("", "")
         if operation.dedup_key:
             mark = (scope_of(operation.exchange, operation.key), operation.dedup_key)
             if mark in repeats or tenant.dedup.find(mark[0], mark[1], shard.wall_ms):
                 continue
-            repeats.add(mark)
         check_numbers(operation.priority, operation.expires_ms, operation.due_ms)
         size = len(operation.body) + len(operation.props)
         if size > tenant.message_bytes_max:
@@ -239,6 +239,9 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
         queues = tenant.queues_for(way, operation.props)
         if operation.mandatory and not queues:
             raise Unroutable(f"no queue for key {operation.key!r} of exchange {operation.exchange!r}", argument="key")
+        if operation.dedup_key and queues:
+            # a key whose message reaches nobody is not remembered
+            repeats.add(mark)
         for queue in queues:
             count, total = adds.get(queue, (0, 0))
             adds[queue] = (count + 1, total + len(operation.body))
