@@ -25,6 +25,8 @@ DELAYED: Final[u8] = 2
 LEASED: Final[u8] = 3
 GONE: Final[u8] = 4
 
+PACK_ENTRIES: Final[i64] = 4096
+
 
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -110,7 +112,9 @@ class Park:
 class Level:
     """The line of ready entries of one priority: a list in order of sequence, and a heap for those that came back.
 
-    While part of the line is paged out, it is in three pieces: `line` (first), `paged`, and `fresh`, which came since.
+    A long line is kept in packs behind its first piece: tuples, which the cyclic collector stops looking through, where
+    it would go through a list of millions at every full collection. While part of the line is paged out, it is in three
+    pieces: what is in memory (first), `paged`, and `fresh`, which came since.
     """
 
     def __init__(self, priority: i64) -> None:
@@ -118,6 +122,9 @@ class Level:
         self.line: list[Entry | None] = []
         self.head: i64 = 0
         self.returned = Heap()
+        self._packs: list[tuple[Entry, ...]] = []
+        self._first_pack: i64 = 0
+        self._tail: list[Entry] = []
         self.last_seq: i64 = 0
         self.gone: i64 = 0
         self.paged: Paged | None = None
@@ -127,18 +134,56 @@ class Level:
     def add(self, entry: Entry) -> None:
         if entry.seq > self.last_seq:
             self.last_seq = entry.seq
-            if self.paged is None:
-                self.line.append(entry)
-            else:
+            if self.paged is not None:
                 self.fresh.append(entry)
+            elif self._tail or self._packs or len(self.line) >= PACK_ENTRIES:
+                self._tail.append(entry)
+                if len(self._tail) >= PACK_ENTRIES:
+                    self._packs.append(tuple(self._tail))
+                    self._tail = []
+            else:
+                self.line.append(entry)
         else:
             self.returned.push(entry.seq, entry)
+
+    def refill(self) -> bool:
+        """The first piece is used up: the next pack, or the rest, takes its place; False when there is none."""
+        line: list[Entry | None] = []
+        if self._first_pack < len(self._packs):
+            line.extend(self._packs[self._first_pack])
+            self._packs[self._first_pack] = ()
+            self._first_pack += 1
+            if self._first_pack >= len(self._packs):
+                self._packs = []
+                self._first_pack = 0
+        elif self._tail:
+            line.extend(self._tail)
+            self._tail = []
+        else:
+            return False
+        self.line = line
+        self.head = 0
+        return True
+
+    def flatten(self) -> None:
+        """Put the whole line into its first piece."""
+        line = self.line[self.head :]
+        while self.refill():
+            line.extend(self.line)
+        self.line = line
+        self.head = 0
+
+    def is_empty(self) -> bool:
+        return self.head >= len(self.line) and not self._packs and not self._tail and not len(self.returned)
 
     def pop(self) -> Entry | None:
         """Remove and return the first entry that is still READY, None when there is none."""
         line = self.line
         n: i64 = len(line)
         while True:
+            if self.head >= n and self.refill():
+                line = self.line
+                n = len(line)
             first: Entry | None = line[self.head] if self.head < n else None
             returned = self.returned
             if len(returned) and (first is None or returned.first_key() < first.seq):
@@ -160,7 +205,7 @@ class Level:
     def must_load(self) -> bool:
         """Whether the next entry of the line is among the paged ones."""
         paged = self.paged
-        if paged is None or self.head < len(self.line):
+        if paged is None or self.head < len(self.line) or self.refill():
             return False
         if not paged.count:
             # nothing is paged any more: what came since is the line again
@@ -174,6 +219,19 @@ class Level:
 
     def split_at(self, entry: Entry) -> bool:
         """Start to page from this entry on: it and all after it become `fresh`. False when it is not in the line."""
+        if self._tail and self._tail[0].seq <= entry.seq:
+            i: i64 = len(self._tail) - 1
+            while self._tail[i].seq > entry.seq:
+                i -= 1
+            if self._tail[i] is not entry:
+                return False
+            self.fresh = self._tail[i:]
+            self.fresh_head = 0
+            del self._tail[i:]
+            self.paged = Paged()
+            return True
+        if self._packs or self._tail:
+            self.flatten()
         at = self.head
         high: i64 = len(self.line)
         while at < high:
@@ -195,6 +253,8 @@ class Level:
     def find(self, seq: i64) -> Entry | None:
         """The entry of that sequence, if it is in memory (not among those that came back)."""
         found = self._find(self.line, self.head, seq)
+        if found is None and (self._packs or self._tail):
+            found = self._find_behind(seq)
         if found is None and self.paged is not None:
             i: i64 = self.fresh_head
             while i < len(self.fresh):
@@ -202,6 +262,24 @@ class Level:
                     return self.fresh[i]
                 i += 1
         return found
+
+    def _find_behind(self, seq: i64) -> Entry | None:
+        """The entry of that sequence behind the first piece."""
+        low = self._first_pack
+        high: i64 = len(self._packs)
+        while low < high:
+            middle = (low + high) >> 1
+            pack = self._packs[middle]
+            if pack[len(pack) - 1].seq < seq:
+                low = middle + 1
+            else:
+                high = middle
+        piece: list[Entry | None] = []
+        if low < len(self._packs):
+            piece.extend(self._packs[low])
+        else:
+            piece.extend(self._tail)
+        return self._find(piece, 0, seq)
 
     def _find(self, line: list[Entry | None], low: i64, seq: i64) -> Entry | None:
         high: i64 = len(line)
@@ -220,6 +298,9 @@ class Level:
     def entries(self) -> list[Entry]:
         """The READY entries in order."""
         found = [e for e in self.line[self.head :] if e is not None and e.state == READY]
+        for pack in self._packs:
+            found.extend(e for e in pack if e.state == READY)
+        found.extend(e for e in self._tail if e.state == READY)
         if self.paged is not None:
             found.extend(e for e in self.fresh[self.fresh_head :] if e.state == READY)
         if len(self.returned):
@@ -233,12 +314,22 @@ class Level:
     def forget_one(self) -> None:
         """An entry of this line went out of turn; its slot is reclaimed when half of the line is such."""
         self.gone += 1
-        if self.paged is None and self.gone > 64 and self.gone * 2 > len(self.line) - self.head + len(self.returned):
+        behind: i64 = (len(self._packs) - self._first_pack) * PACK_ENTRIES + len(self._tail)
+        length = len(self.line) - self.head + behind + len(self.returned)
+        if self.paged is None and self.gone > 64 and self.gone * 2 > length:
             live = self.entries()
-            self.line = list(live)
+            self.line = []
             self.head = 0
+            self._packs = []
+            self._first_pack = 0
+            self._tail = []
             self.returned.clear()
             self.gone = 0
+            last = self.last_seq
+            self.last_seq = 0
+            for entry in live:
+                self.add(entry)
+            self.last_seq = last
 
 
 def by_seq(entry: Entry) -> int:

@@ -308,7 +308,7 @@ class Queue:
 
     def _drop_empty_levels(self) -> None:
         for level in list(self._order):
-            if level.priority != 0 and level.head >= len(level.line) and not len(level.returned):
+            if level.priority != 0 and level.is_empty():
                 self._order.remove(level)
                 del self._levels[level.priority]
 
@@ -1012,6 +1012,8 @@ class Queue:
         Paged ones are read back as far as needed; parked ones are at their place.
         """
         level = self._plain
+        if level.paged is not None:
+            level.flatten()
         while level.paged is not None and level.paged.count and (not limit or len(level.line) - level.head < limit):
             kept = level.line[level.head :]
             self._load(level)
@@ -1058,6 +1060,8 @@ class Queue:
         oldest: i64 = 0
         now = self.shard.wall_ms
         for level in self._order:
+            if level.head >= len(level.line):
+                level.refill()
             line = level.line
             i = level.head
             n: i64 = len(line)
