@@ -175,9 +175,15 @@ class World:
         self.roll()
         self.settle()
         for segment in self.journal.segments[:-1]:
-            self.journal._retiring = _Retiring(self.journal, segment, scan=True)
-            self.settle()
-            assert segment not in self.journal.segments
+            self.retire(segment.number)
+
+    def retire(self, number: int) -> None:
+        """Have one segment retired, whatever it is worth."""
+        (segment,) = (segment for segment in self.journal.segments if segment.number == number)
+        self.journal._retiring = retiring = _Retiring(self.journal, segment, scan=True)
+        retiring._counting = False
+        self.settle()
+        assert segment not in self.journal.segments
 
     def close(self) -> None:
         self.settle()
@@ -269,8 +275,11 @@ class FileSite(Site):
         assert isinstance(world.medium, FileMedium)
         while world.busy:
             world._answer()
+        # a thread does not outlive its process
+        if world.medium._thread is not None:
+            world.medium._jobs.put(None)
+            world.medium._thread.join()
         world.medium._abandon()
-        world.medium._jobs.put(None)
 
     def segment(self, number: int) -> bytes:
         return (self.directory / f"{number:08d}.log").read_bytes()

@@ -147,10 +147,14 @@ def test_attempts_of_paged_messages_survive(site: Site) -> None:
     """Also when the record of the return is carried forward, and when the message is written again."""
     world = start(site)
     fill(world, 400)
-    queue = world.queue()
+    world.roll()
     for lease in world.claim(400):
-        queue.retry(lease, 0, "")
-    world.write()
+        world.queue().retry(lease, 0, "")
+    world.roll()
+    world = restart(site, world)
+    assert world.queue().paged_place(400)
+    world.retire(2)
+    assert [segment.number for segment in world.journal.segments] == [1, 3]
     for _ in range(3):
         world = restart(site, world)
         assert world.queue().paged_place(400)

@@ -25,7 +25,7 @@ DELAYED: Final[u8] = 2
 LEASED: Final[u8] = 3
 GONE: Final[u8] = 4
 
-PACK_ENTRIES: Final[i64] = 4096
+PACK_ENTRIES: Final[i64] = 256
 
 
 @final

@@ -20,6 +20,7 @@ from rookery.core.access import Access
 from rookery.core.dedup import Dedup
 from rookery.core.entries import DELAYED, LEASED
 from rookery.core.paging import PLACE_BITS
+from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
 from rookery.store import changes, records
@@ -122,6 +123,8 @@ class Journal:
         self._tidy_soon = False
         self._tidy_at_ms = 0
         self._tidied = 0
+        self._holds = 0
+        self._held: list[int] = []
         self._carried_exits: dict[int, int] = {}
         self._forgotten: dict[tuple[str, str], int] = {}
         self.pager = JournalPager(self._read_written, self._flying, spill_directory)
@@ -407,6 +410,33 @@ class Journal:
         segment.state_bytes = len(records.encode_json(state))
         self.log.note_first(STATE, state)
 
+    # Holding segments, for a copy
+
+    def hold(self) -> list[tuple[int, int]]:
+        """Keep every segment from being deleted until `release`; (number, size) of each, up to the last batch answered.
+
+        Those bytes do not change any more, so that they can be read at leisure, in any thread.
+        """
+        self._holds += 1
+        sizes = {segment.number: segment.size for segment in self.segments}
+        if self._in_flight is not None:
+            sizes[self._in_flight[2]] = self._flying_at
+        return [(number, size) for number, size in sizes.items() if size]
+
+    def release(self) -> None:
+        """The end of a `hold`: what was retired meanwhile is deleted."""
+        self._holds -= 1
+        if not self._holds and not self._closed:
+            for number in self._held:
+                self.medium.delete(number)
+            self._held.clear()
+
+    def _delete(self, number: int) -> None:
+        if self._holds:
+            self._held.append(number)
+        else:
+            self.medium.delete(number)
+
     def has_segment(self, number: int) -> bool:
         return any(segment.number == number for segment in self.segments)
 
@@ -542,8 +572,12 @@ class _Retiring:
             # as it is now: a later return may stand in another segment
             queue = journal.shard.numbered.get(int(reader.queue))
             entry = None if queue is None else queue.find(reader.seq)
-            if queue is not None and entry is not None and self._is_first_return(reader):
+            if queue is None or not self._is_first_return(reader):
+                return
+            if entry is not None:
                 journal.log.back(queue, entry)
+            else:
+                self._note_paged_return(queue, reader.seq)
         elif kind == MARK:
             if self._is_in_use(reader):
                 journal.log.note(MARK, reader.document(), False)
@@ -552,6 +586,13 @@ class _Retiring:
             change = cast(dict[str, Any], reader.document())
             if change["op"] == "forget":
                 journal.log.note(DEFINE, change, False)
+
+    def _note_paged_return(self, queue: Queue, seq: int) -> None:
+        w = BytesWriter()
+        meta = queue.paged_meta(seq)
+        segment = queue.paged_place(seq) >> PLACE_BITS
+        records.write_back(w, queue.number, seq, segment, 0, (meta & 0xFFFFFFFF) >> 1, meta & 1)
+        self.journal.log.note_raw(w.getvalue())
 
     def _is_first_return(self, reader: records.Reader) -> bool:
         """Whether a return may be the last of an entry that is still there, and is the first such one here.
@@ -585,7 +626,7 @@ class _Retiring:
         if self._wait_for is not None and batch >= self._wait_for:
             journal = self.journal
             journal.segments.remove(self.segment)
-            journal.medium.delete(self.segment.number)
+            journal._delete(self.segment.number)
             journal.retired += 1
             journal._retiring = None
             journal._tidy_soon = True

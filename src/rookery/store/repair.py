@@ -1,0 +1,522 @@
+"""A damaged data directory: what is wrong with it, and a sound one made of what is left.
+
+`inspect` reads, and says which batches are whole and where they are not. `repair` writes a new directory: every whole
+batch as it was, and of the others the messages, keys and definitions that can still be read (`doubtful`: their
+checksum cannot vouch for them). Settles of such batches are left out, because one that is read wrongly would take away
+a message that nobody settled: rather is a message delivered twice. Segments keep their numbers, since settles name
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from rookery._bytes import BytesWriter
+from rookery.core.shard import Shard
+from rookery.errors import InvalidArgument, RookeryError, StoreDamaged, StoreError
+from rookery.store import changes, disk, records
+from rookery.store.file import FileMedium
+from rookery.store.journal import Journal
+from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes worked through so far, and how many there are in all."""
+
+HEADER: Final = int(records.BATCH_HEADER_BYTES)
+MAGIC: Final = b"RKB1"
+IDS_STEP: Final = 1 << 20
+LATE_MS: Final = 1 << 61
+PAGE_BYTES: Final = 64 << 20
+
+_UNREADABLE: Final = (RookeryError, ValueError, IndexError, KeyError, TypeError, OverflowError, zlib.error)
+_SEGMENT_NAME: Final = re.compile(r"(\d{8,})\.log")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A part of a file that is not what was written, and how many batches at least are missing because of it."""
+
+    file: str
+    offset: int
+    end: int
+    reason: str
+    batches: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.file} at {self.offset}" if self.end else self.file
+        what = f" ({self.end - self.offset} bytes)" if self.end > self.offset else ""
+        lost = f", {self.batches} batches" if self.batches else ""
+        return f"{where}{what}: {self.reason}{lost}"
+
+
+@dataclass
+class SegmentReport:
+    """One file of the journal: its size, and the whole batches in it."""
+
+    number: int
+    file: str
+    size_bytes: int
+    batches: int = 0
+    first_batch: int = 0
+    last_batch: int = 0
+
+
+@dataclass
+class Report:
+    """What was found, and after a repair, what became of it."""
+
+    directory: str
+    segments: list[SegmentReport] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    unfinished: Damage | None = None
+    """The end of an append that was interrupted: nothing that was confirmed."""
+
+    epoch: int = 0
+    out: str | None = None
+    kept: str | None = None
+    """Where the damaged directory is now, if its place was taken."""
+
+    messages: int = 0
+    doubtful_messages: int = 0
+    settles_left_out: int = 0
+    definitions_left_out: int = 0
+    recovered_queues: list[str] = field(default_factory=list)
+    """Queues whose definition is lost; their messages are in queues of these names in the tenant `recovered`."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.damage
+
+    @property
+    def batches(self) -> int:
+        return sum(segment.batches for segment in self.segments)
+
+    @property
+    def batches_lost(self) -> int:
+        return sum(damage.batches for damage in self.damage)
+
+    def lines(self) -> list[str]:
+        """The report for a person to read."""
+        text = [f"{self.directory}: {len(self.segments)} segments, {self.batches} whole batches"]
+        if self.unfinished is not None:
+            text.append(f"unfinished end, which is no damage: {self.unfinished}")
+        text += [f"damage: {damage}" for damage in self.damage] or ["no damage"]
+        if self.out is not None:
+            text.append(f"repaired in {self.out}: {self.messages} messages")
+            if self.doubtful_messages:
+                text.append(f"{self.doubtful_messages} of them are from damaged batches: their content may be wrong")
+            if self.settles_left_out:
+                text.append(f"{self.settles_left_out} settles are lost: those messages will be delivered again")
+            if self.definitions_left_out:
+                text.append(f"{self.definitions_left_out} changes of definitions are lost")
+            text += [f"queue recovered/{name} holds messages of a lost queue" for name in self.recovered_queues]
+        if self.kept is not None:
+            text.append(f"the damaged directory is kept as {self.kept}")
+        return text
+
+
+def inspect(directory: str | Path, progress: Progress | None = None) -> Report:
+    """Look at every batch of a data directory, and change nothing."""
+    look = _Look(Path(directory), progress)
+    for _ in look.through():
+        pass
+    return look.report
+
+
+def repair(directory: str | Path, out: str | Path | None = None, progress: Progress | None = None) -> Report:
+    """Make a sound data directory of what is left of this one.
+
+    It is made as `out`, which must not exist yet. Without `out` it takes the place of the damaged one, which is kept
+    beside it as `<directory>.damaged-<n>`.
+    """
+    old = Path(directory).absolute()
+    if not old.is_dir():
+        raise InvalidArgument(f"there is no directory {old}", argument="directory")
+    new = old.with_name(old.name + ".repairing") if out is None else Path(out).absolute()
+    if new.exists():
+        raise InvalidArgument(f"{new} is there already", argument="out")
+    lock = disk.Lock(old / "lock")
+    try:
+        new.mkdir(mode=0o700, parents=True)
+        try:
+            report = _Repair(old, new, progress).run()
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        report.out = str(new)
+        if out is None:
+            kept = next(path for n in range(1, 1 << 20) if not (path := Path(f"{old}.damaged-{n}")).exists())
+            old.rename(kept)
+            new.rename(old)
+            report.out, report.kept = str(old), str(kept)
+        parent = disk.open_directory(new.parent)
+        disk.sync_directory(parent)
+        disk.close_directory(parent)
+    finally:
+        lock.release()
+    return report
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A whole batch: its records."""
+
+    header: BatchHeader
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """A stretch in which no whole batch begins."""
+
+    data: bytes
+
+
+class _Look:
+    """A walk through the files in order. It yields segments (by number), whole batches, and what lies between."""
+
+    def __init__(self, directory: Path, progress: Progress | None) -> None:
+        if not directory.is_dir():
+            raise InvalidArgument(f"there is no directory {directory}", argument="directory")
+        self._directory = directory
+        self._progress = progress
+        self._files = sorted(
+            (int(match[1]), path) for path in directory.iterdir() if (match := _SEGMENT_NAME.fullmatch(path.name))
+        )
+        self._total = sum(path.stat().st_size for _, path in self._files)
+        self._done = 0
+        self._seq = 0
+        self._epoch = 0
+        self._number = 0
+        self._in_damage = False
+        self.expected: list[int] = []
+        self.retired: set[int] = set()
+        self.report = Report(str(directory))
+
+    def through(self) -> Iterator[int | _Batch | _Gap]:
+        self._look_at_epoch()
+        for number, path in self._files:
+            yield number
+            yield from self._segment(number, path, last=number == self._files[-1][0])
+        present = {segment.number for segment in self.report.segments if segment.batches}
+        for number in self.missing(present):
+            self._damaged(self._directory / f"{number:08d}.log", 0, 0, "the segment is missing")
+
+    def missing(self, present: set[int]) -> list[int]:
+        """Segments that the newest state speaks of, and that nobody retired."""
+        return [number for number in self.expected if number not in present and number not in self.retired]
+
+    def _look_at_epoch(self) -> None:
+        path = self._directory / "epoch"
+        try:
+            self.report.epoch = int(disk.read_text(path))
+        except (OSError, ValueError):
+            if self._files:
+                self._damaged(path, 0, 0, "it holds no number")
+
+    def _segment(self, number: int, path: Path, last: bool) -> Iterator[_Batch | _Gap]:
+        data = path.read_bytes()
+        found = SegmentReport(number, str(path), len(data))
+        self.report.segments.append(found)
+        written = len(data.rstrip(b"\0"))
+        offset = 0
+        while offset < len(data):
+            header = BatchHeader(data, offset)
+            if header.sound and header.seq > self._seq and header.epoch >= self._epoch:
+                self._look_for_missing(path, offset, header, number)
+                yield self._whole(found, data, offset, header)
+                offset += int(header.size)
+                continue
+            later = list(self._later_batches(data, offset))
+            if offset >= written:
+                break
+            if last and not any(synced > self._seq for _, synced in later):
+                self.report.unfinished = Damage(str(path), offset, written, "an append was interrupted")
+                break
+            stated = int(records.batch_bytes(data, offset))
+            end = later[0][0] if later else max(written, offset + stated if offset + stated <= len(data) else 0)
+            self._damaged(path, offset, end, "no whole batch", 1)
+            self._in_damage = True
+            yield _Gap(data[offset:end])
+            offset = end if later else len(data)
+        self._number = number
+        self._done += len(data)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _whole(self, found: SegmentReport, data: bytes, offset: int, header: BatchHeader) -> _Batch:
+        self._seq, self._epoch = int(header.seq), int(header.epoch)
+        self.report.epoch = max(self.report.epoch, self._epoch)
+        found.batches += 1
+        found.first_batch = found.first_batch or self._seq
+        found.last_batch = self._seq
+        payload = data[offset + HEADER : offset + int(header.size)]
+        reader = Reader(payload, 0, len(payload))
+        while reader.next():
+            if reader.kind == STATE:
+                self.expected = cast(dict[str, list[int]], reader.document())["segments"]
+            elif reader.kind == RETIRED:
+                self.retired.add(int(reader.segment))
+        return _Batch(header, payload)
+
+    def _look_for_missing(self, path: Path, offset: int, header: BatchHeader, number: int) -> None:
+        """Batches are missing before this one only where damage is, or whole segments are gone."""
+        missing = int(header.seq) - self._seq - 1
+        if self._in_damage:
+            damage = self.report.damage[-1]
+            self.report.damage[-1] = Damage(damage.file, damage.offset, damage.end, damage.reason, max(1, missing))
+            self._in_damage = False
+        elif missing and self._seq and (offset or number == self._number + 1):
+            self._damaged(path, offset, offset, "batches before it are missing", missing)
+
+    def _later_batches(self, data: bytes, start: int) -> Iterator[tuple[int, int]]:
+        """Where whole batches begin that can belong behind this place, and up to which batch they know of a sync."""
+        at = data.find(MAGIC, start + 1)
+        while at >= 0:
+            header = BatchHeader(data, at)
+            # no more batches can be missing than fit in between
+            fits = self._seq < header.seq <= self._seq + 1 + (at - start) // HEADER
+            if header.sound and fits and header.epoch >= self._epoch:
+                yield at, int(header.synced)
+                at += int(header.size) - 1
+            at = data.find(MAGIC, at + 1)
+
+    def _damaged(self, path: Path, offset: int, end: int, reason: str, batches: int = 0) -> None:
+        self.report.damage.append(Damage(str(path), offset, end, reason, batches))
+
+
+class _Repair:
+    """Writes the new directory while it walks through the old one."""
+
+    def __init__(self, old: Path, new: Path, progress: Progress | None) -> None:
+        self._look = _Look(old, progress)
+        self._report = self._look.report
+        self._new = new
+        self._fd = -1
+        self._offset = 0
+        self._seq = 0
+        self._last = 0
+        self._top_id = 0
+        # definitions as they would be replayed: what does not fit any more must not be in the new journal
+        self._scratch = Shard(b"", 1)
+        self._known: set[int] = set()
+        self._orphans: dict[int, None] = {}
+
+    def run(self) -> Report:
+        try:
+            for found in self._look.through():
+                if isinstance(found, int):
+                    self._begin(found)
+                elif isinstance(found, _Batch):
+                    self._write(self._kept(found.payload, sure=True), int(found.header.epoch))
+                else:
+                    self._write(self._salvaged(found.data), self._epoch())
+            self._finish()
+        finally:
+            self._end_segment()
+        disk.write_text(self._new / "epoch", f"{max(1, self._report.epoch)}\n", sync=True)
+        directory = disk.open_directory(self._new)
+        disk.sync_directory(directory)
+        disk.close_directory(directory)
+        self._check()
+        return self._report
+
+    def _epoch(self) -> int:
+        return max(1, self._look._epoch)
+
+    # Segments and batches
+
+    def _begin(self, number: int) -> None:
+        self._end_segment()
+        self._last = number
+        self._fd = disk.open_file(self._new / f"{number:08d}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._offset = 0
+
+    def _end_segment(self) -> None:
+        if self._fd >= 0:
+            disk.sync_data(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, payload: bytes, epoch: int) -> None:
+        if not payload:
+            return
+        self._seq += 1
+        rest = memoryview(records.seal(payload, epoch, self._seq, self._seq - 1))
+        while rest:
+            written = disk.write_at(self._fd, rest, self._offset)
+            self._offset += written
+            rest = rest[written:]
+
+    # Records
+
+    def _kept(self, payload: bytes, sure: bool) -> bytes:
+        """The records of a batch that can be replayed. Without `sure`, only those that cannot do harm."""
+        w = BytesWriter()
+        reader = Reader(payload, 0, len(payload))
+        while self._has_next(reader, sure):
+            try:
+                if self._is_kept(reader, w, sure):
+                    w.write(reader.raw())
+            except _UNREADABLE as error:
+                if sure:
+                    raise StoreDamaged(f"a whole batch holds what cannot be read: {error}") from error
+                self._report.definitions_left_out += reader.kind == DEFINE or reader.kind == STATE
+        return w.getvalue()
+
+    def _has_next(self, reader: Reader, sure: bool) -> bool:
+        try:
+            return reader.next()
+        except _UNREADABLE as error:
+            if sure:
+                raise StoreDamaged(f"a whole batch cannot be read: {error}") from error
+            return False
+
+    def _is_kept(self, reader: Reader, w: BytesWriter, sure: bool) -> bool:
+        kind = reader.kind
+        if kind == PUT:
+            return self._is_message(reader, sure)
+        if kind == IDS or kind == RETIRED or kind == EXIT or kind == BACK:
+            if kind == IDS and sure:
+                self._top_id = max(self._top_id, int(reader.number))
+            self._report.settles_left_out += kind == EXIT and not sure
+            return sure
+        document = reader.document()
+        if kind == MARK:
+            tenant, scope, key, number, until = cast(list[Any], document)
+            return all(isinstance(text, str) for text in (tenant, scope, key)) and isinstance(number + until, int)
+        fits = self._replay(int(kind), cast(dict[str, Any], document), w, sure)
+        self._report.definitions_left_out += not fits
+        return fits
+
+    def _is_message(self, reader: Reader, sure: bool) -> bool:
+        raw = reader.raw()
+        if not sure:
+            # raises when a part of it does not fit the others
+            records.read_message(raw, {})
+            if reader.placements < 1 or reader.placements > len(raw) // int(records.PLACEMENT_BYTES):
+                return False
+        queues = []
+        for _ in range(reader.placements):
+            reader.placement()
+            queues.append(int(reader.queue))
+        if not sure:
+            if reader._at != reader.stop:
+                return False
+            self._report.doubtful_messages += 1
+        self._top_id = max(self._top_id, int(reader.number))
+        for queue in queues:
+            if queue not in self._known:
+                self._orphans[queue] = None
+        return True
+
+    def _replay(self, kind: int, document: dict[str, Any], w: BytesWriter, sure: bool) -> bool:
+        """Apply a document to the scratch definitions; False when it does not fit them."""
+        try:
+            if kind == STATE:
+                self._restore(document, sure)
+            elif document["op"] not in ("forget", *changes.ACCESS):
+                self._make_room(document, w)
+                changes.replay(self._scratch, document, None)
+                if document["op"] == "queue":
+                    self._known.add(document["number"])
+                    self._orphans.pop(document["number"], None)
+        except _UNREADABLE:
+            return False
+        return True
+
+    def _restore(self, document: dict[str, Any], sure: bool) -> None:
+        if not sure:
+            changes.restore(Shard(b"", 1), document, None)
+        changes.restore(self._scratch, document, None)
+        self._known.update(number for _, _, number, _ in document["numbers"])
+        if sure:
+            # what it does not know had been deleted
+            self._orphans.clear()
+
+    def _make_room(self, document: dict[str, Any], w: BytesWriter) -> None:
+        """The deletion of what stood in the place of a new queue or exchange may be among what is lost."""
+        tenant = self._scratch.tenants.get(document["tenant"])
+        operation = document["op"]
+        name = document.get("name")
+        if tenant is None or operation not in ("queue", "exchange"):
+            return
+        gone: dict[str, Any] | None = None
+        if operation == "queue" and name in tenant.queues and tenant.queues[name].number != document["number"]:
+            gone = {"op": "drop-queue", "tenant": tenant.name, "name": name}
+            gone["number"] = int(tenant.queues[name].number)
+        elif operation == "exchange" and name in tenant.exchanges:
+            gone = {"op": "drop-exchange", "tenant": tenant.name, "name": name}
+        if gone is not None:
+            changes.replay(self._scratch, gone, None)
+            records.write_document(w, DEFINE, gone)
+
+    def _salvaged(self, gap: bytes) -> bytes:
+        """What can be read of batches that are not whole."""
+        found = b""
+        at = 0
+        while at < len(gap):
+            length = int(records.batch_bytes(gap, at))
+            end = at + length if HEADER < length <= len(gap) - at else len(gap)
+            found += self._kept(gap[at + HEADER : end], sure=False)
+            at = end
+        return found
+
+    # The end
+
+    def _finish(self) -> None:
+        """Say what the next owner must know: segments that are gone, numbers not to be used, queues of nobody."""
+        if not self._last:
+            return
+        w = BytesWriter()
+        written = {segment.number for segment in self._report.segments}
+        for number in [*self._look.missing(written), *self._empty_segments()]:
+            records.write_retired(w, number)
+        records.write_ids(w, self._top_id + IDS_STEP * (2 + self._report.batches_lost))
+        if self._orphans:
+            if "recovered" not in self._scratch.tenants:
+                records.write_document(w, DEFINE, {"op": "tenant", "tenant": "recovered", "limits": {}})
+            for number in self._orphans:
+                name = f"queue-{number}"
+                row = {"op": "queue", "tenant": "recovered", "name": name, "face": "embedded"}
+                records.write_document(w, DEFINE, {**row, "number": number, "settings": {"max_attempts": 0}})
+                self._report.recovered_queues.append(name)
+        self._write(w.getvalue(), self._epoch())
+
+    def _empty_segments(self) -> list[int]:
+        """Segments of which nothing is left; the one that is written to last has the end in it."""
+        empty = []
+        for segment in self._report.segments:
+            path = self._new / f"{segment.number:08d}.log"
+            if segment.number != self._last and not path.stat().st_size:
+                path.unlink()
+                if segment.number in self._look.expected:
+                    empty.append(segment.number)
+        return empty
+
+    def _check(self) -> None:
+        """Open the new directory once: what cannot be opened is no repair."""
+        shard = Shard(b"", 1)
+        shard.turn(LATE_MS, 0)
+        shard.page_bytes = PAGE_BYTES
+        medium = FileMedium(self._new, segment_bytes=0, reserve_bytes=0)
+        journal = Journal(shard, medium, post=lambda call: call())
+        try:
+            recovery = journal.open()
+            self._report.messages = int(recovery.messages)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{self._new} cannot be opened: {error}") from error
+        finally:
+            journal.close()
+
+
+__all__ = ["Damage", "Progress", "Report", "SegmentReport", "inspect", "repair"]

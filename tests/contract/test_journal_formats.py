@@ -1,0 +1,72 @@
+"""Data directories that earlier formats of the journal made: each opens, and holds what it held."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rookery.core.access import Access
+from rookery.store.repair import inspect
+from tests.contract.journal_world import FileSite, World, picture
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted((ROOT / "tests" / "fixtures").glob("journal-*"))
+
+
+def maker() -> ModuleType:
+    """The script that made the fixtures: it knows how to describe them."""
+    spec = importlib.util.spec_from_file_location("make_journal_fixture", ROOT / "tools" / "make_journal_fixture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def is_within(expected: Any, found: Any) -> bool:
+    """Equal, but for settings that came later."""
+    if isinstance(expected, dict):
+        return all(name in found and is_within(value, found[name]) for name, value in expected.items())
+    if isinstance(expected, list):
+        return len(expected) == len(found) and all(map(is_within, expected, found))
+    return bool(expected == found)
+
+
+def opened(where: Path, wall_ms: int, access: Access) -> World:
+    site = FileSite(where)
+    return site.start(wall_ms=wall_ms, access=access)
+
+
+def test_there_is_a_fixture_of_every_format() -> None:
+    assert [path.name for path in FIXTURES] == ["journal-1"]
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.name)
+def test_a_directory_of_that_format_opens_with_all_that_is_in_it(fixture: Path, tmp_path: Path) -> None:
+    content = json.loads((fixture / "content.json").read_text(encoding="utf-8"))
+    shutil.copytree(fixture, tmp_path / "shard")
+    assert inspect(tmp_path / "shard").sound
+    access = Access(bytes)
+    world = opened(tmp_path, content["wall_ms"], access)
+    found = json.loads(json.dumps(maker().describe(world.shard)))
+    for part in ("definitions", "dedup", "messages"):
+        assert is_within(content[part], found[part]), part
+    assert [key.kid for key in access.keys("acme")] == [content["kid"]]
+    assert access.check_key(content["key"], content["wall_ms"]).tenant == "acme"
+    assert [user.name for user in access.users()] == ["ann"]
+    # and it goes on from there
+    world.shard.publish(world.shard.tenant("acme"), "", "jobs", b"\0\0", b"new")
+    world.retire_all()
+    before = picture(world)
+    world.close()
+    assert inspect(tmp_path / "shard").sound
+    world = opened(tmp_path, content["wall_ms"], Access(bytes))
+    assert before == picture(world)
+    assert world.shard.tenant("acme").queue("jobs").ready_entries()[-1].message.body == b"new"
+    world.close()
