@@ -64,7 +64,7 @@ CAPABILITIES: Final[dict[str, object]] = {
 class Driver(Protocol):
     """What a listener needs of whoever owns the shard.
 
-    `begin` passes the time in, `end` wakes whoever waits, `lasting` returns when all that happened so far is durable.
+    `begin` passes the time in, `end` wakes whoever waits, `progress` returns when more is durable than before.
     """
 
     shard: Shard
@@ -73,7 +73,7 @@ class Driver(Protocol):
 
     def end(self) -> None: ...
 
-    async def lasting(self) -> None: ...
+    async def progress(self) -> None: ...
 
 
 class Log(Protocol):
@@ -210,7 +210,7 @@ class AmqpListener:
 
     async def open(self, host: str, port: int) -> str:
         """Listen; returns the address in use."""
-        factory: Any = self._connection  # a protocol by its methods, not by its class
+        factory: Any = self.face.connect  # a protocol by its methods, not by its class
         self._server = await self._loop.create_server(factory, host, port, backlog=BACKLOG)
         self._ticker = self._loop.call_later(TICK_SEC, self._tick)
         return address_of(self._server.sockets[0])
@@ -228,17 +228,12 @@ class AmqpListener:
         self.gate.close()
 
     def abort(self) -> None:
-        for connection in list(self.face.connections.values()):
-            connection.broken()
+        self.face.abort_all()
 
-    def _connection(self) -> AmqpConnection:
-        return AmqpConnection(self.face)
-
-    def _admit(self, connection: AmqpConnection) -> bool:
+    def _admit(self, connection: AmqpConnection, transport: Any) -> bool:
         if len(self.face.connections) >= self._connections_max:
             self._log.warning("connection_refused", reason=f"there are {self._connections_max} connections")
             return False
-        transport = connection.out.transport
         peer = transport.get_extra_info("peername")
         host = str(peer[0]) if isinstance(peer, tuple) else ""
         connection.peer_name = host
@@ -263,14 +258,14 @@ class AmqpListener:
         self._loop.call_soon_threadsafe(self._run, None)
 
     def _watch(self) -> None:
-        """Confirms wait for the journal: take a turn when it has what there is now."""
+        """Confirms wait for the journal: take a turn when it has more."""
         task = self._loop.create_task(self._until_durable())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _until_durable(self) -> None:
         with contextlib.suppress(RookeryError):  # the turn sees for itself that the store failed
-            await self._driver.lasting()
+            await self._driver.progress()
         self.turn.watched()
         self._run(None)
 
@@ -406,8 +401,8 @@ class _Locking:
     def end(self) -> None:
         self._engine.__exit__(None, None, None)
 
-    async def lasting(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._engine.lasting)
+    async def progress(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._engine.progress)
 
 
 class Attached:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from rookery.wire.turn import CORK_BYTES, KEEP_BYTES
+from rookery.errors import StoreFailed, StoreFull
+from rookery.wire.turn import BEHIND, CORK_BYTES, FREE, FULL, HELD, KEEP_BYTES, NO_DISK, UNREAD
+from rookery.wire.turn import Peer as TurnPeer
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,
     Broker,
@@ -209,7 +211,7 @@ def test_expiry_reaches_a_consumer_of_the_dead_letter_queue(broker: Broker) -> N
 
 
 def test_connection_is_refused_when_the_face_says_so(broker: Broker) -> None:
-    broker.face.admit = lambda _connection: False
+    broker.face.admit = lambda _connection, _transport: False
     peer = Peer(broker)
     assert peer.transport.aborted
     peer.connection.connection_lost(None)
@@ -243,3 +245,94 @@ def test_large_bodies_cross_frame_sizes(broker: Broker) -> None:
     small.send(method(1, 60, 80, longlong(got.tag) + octet(0)))
     assert broker.tenant.queues["q"].acked == 1
     assert small.call(1, 20, 40, short(200) + b"\x00" + long(0)).name == (20, 41)
+
+
+class Publisher(TurnPeer):
+    """A peer that publishes `sizes` when there is room, and notes what it is told."""
+
+    def __init__(self, broker: Broker, *sizes: int) -> None:
+        super().__init__()
+        self.broker = broker
+        self.sizes = list(sizes)
+        self.told: list[int] = []
+
+    def room(self, held: int) -> None:
+        self.told.append(held)
+        if held == FREE:
+            for size in self.sizes:
+                self.broker.shard.publish(self.broker.tenant, "", "q", b"\x00\x00", b"x" * size)
+
+
+def test_publishers_are_held_above_the_memory_watermark_until_there_is_slack(broker: Broker) -> None:
+    peer = another(broker)
+    peer.declare("q")
+    broker.turn.hold_above(16_000)
+    reasons: list[int] = []
+    broker.turn.on_held = reasons.append
+    peer.send(publish(1, "", "q", b"x" * 1000) * 17)
+    broker.take_turn()
+    assert broker.turn.held == FULL
+    first, second = Publisher(broker, 9_000), Publisher(broker, 1_000)
+    broker.turn.wait_for_room(first)
+    broker.turn.wait_for_room(second)
+    peer.get("q", no_ack=True)
+    broker.settle()
+    assert broker.turn.held == FULL  # below the mark, but not by a sixteenth
+    assert first.told == []
+    for _ in range(7):
+        peer.get("q", no_ack=True)
+    broker.settle()
+    # the first filled it again: the second still waits
+    assert (first.told, second.told) == ([FREE], [FULL])
+    broker.take_turn(lambda: broker.tenant.queues["q"].purge())
+    broker.settle()
+    assert (first.told, second.told) == ([FREE], [FULL, FREE])
+    assert reasons == [FULL, FREE, FULL, FREE]
+
+
+def test_publishers_are_held_while_the_journal_is_behind(broker: Broker) -> None:
+    peer = another(broker)
+    broker.shard.log.active = True
+    peer.declare("q", bits=2)
+    persistent = b"\x10\x00\x02"
+    peer.send(publish(1, "", "q", b"x" * 3_000_000, persistent) * 3)
+    waiting, gone = Publisher(broker), Publisher(broker)
+    broker.turn.wait_for_room(waiting)
+    broker.turn.wait_for_room(gone)
+    broker.turn.leave(gone)
+    assert broker.watching == 0
+    broker.take_turn()
+    assert broker.turn.held == BEHIND
+    assert broker.watching == 1
+    broker.sync()
+    assert broker.turn.held == FREE
+    assert waiting.told == [BEHIND, FREE]
+    assert gone.told == []
+
+
+def test_publishers_are_held_while_the_disk_is_full_and_refused_when_the_store_failed(broker: Broker) -> None:
+    waiting = Publisher(broker)
+    log = broker.shard.log
+    log.refuse(StoreFull("no room"))
+    broker.take_turn()
+    broker.turn.wait_for_room(waiting)
+    assert broker.turn.held == NO_DISK
+    log.failure = StoreFailed("gone")
+    broker.take_turn()
+    assert broker.turn.held == FREE
+    assert waiting.told == [FREE]
+
+
+def test_a_peer_is_read_again_when_no_reason_is_left(broker: Broker) -> None:
+    peer = another(broker)
+    out = peer.connection.out
+    out.resume(HELD)
+    out.pause(HELD)
+    out.pause(UNREAD)
+    out.resume(HELD)
+    assert not peer.transport.reading
+    out.resume(UNREAD)
+    assert peer.transport.reading
+    peer.transport.closed = True
+    out.pause(HELD)
+    assert peer.transport.reading  # a transport that closes is not paused

@@ -231,6 +231,14 @@ class Engine(_Engine):
                     raise log.failure
                 self._progress.wait()
 
+    def progress(self) -> None:
+        """Wait until the medium has answered for another batch, unless it has none to answer for."""
+        log = self.shard.log
+        with self._lock:
+            before = log.written
+            while log.written == before and log.horizon() > before and log.failure is None and not self.closed:
+                self._progress.wait()
+
     def start(self) -> None:
         """Nothing to do: threads start when they are needed."""
 
@@ -425,6 +433,15 @@ class AsyncEngine(_Engine):
                 raise log.failure
             waiter: asyncio.Future[None] = get_running_loop().create_future()
             self._lasting.append((int(batch), waiter))
+            await waiter
+
+    async def progress(self) -> None:
+        """Wait until the medium has answered for another batch, unless it has none to answer for."""
+        log = self.shard.log
+        if log.horizon() > log.written and log.failure is None:
+            waiter: asyncio.Future[None] = get_running_loop().create_future()
+            # no other waits for an earlier one
+            self._lasting.appendleft((int(log.written) + 1, waiter))
             await waiter
 
     async def start(self) -> None:

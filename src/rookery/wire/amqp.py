@@ -53,7 +53,7 @@ from rookery.wire.amqp_codec import (
     put_short_string,
 )
 from rookery.wire.amqp_publish import Publisher
-from rookery.wire.turn import Outlet, Peer, Turn
+from rookery.wire.turn import UNREAD, Face, Outlet, Peer, Turn
 
 # AmqpConnection.state, in the order in which they are passed
 AWAIT_HEADER: Final = 0
@@ -65,29 +65,26 @@ OPEN: Final = 5
 CLOSING: Final = 6
 CLOSED: Final = 7
 
-HANDSHAKE_MAX_MS: Final[i64] = 10_000
 UNPARSED_MAX_BYTES: Final[i64] = 64 * 1024
 """What a peer may send ahead while its credentials are being verified."""
 UNSENT_MAX_BYTES: Final[i64] = 16 * 1024 * 1024
 """What may wait for a peer that does not read, beyond one message of the largest size."""
 
 
-class AmqpFace:
+class AmqpFace(Face):
     """What all AMQP connections of a server share.
 
     `login(connection, user, password)` must verify the two, now or later, and call `connection.login_done`. When the
     peer opens a vhost, `enter(connection, user, password, tenant)` gives its principal there or raises what refuses it.
-    `admit(connection)` is asked about each new connection, and `left(connection)` is told when one is gone.
     """
 
     def __init__(self, turn: Turn, login: Any, enter: Any, random_text: Any) -> None:
+        super().__init__()
         self.turn = turn
         self.shard = turn.shard
         self.login = login
         self.enter = enter
         self.random_text = random_text
-        self.admit: Any = None
-        self.left: Any = None
         self.log: Any = None
         self.channels_max: i64 = 2047
         self.frame_max: i64 = FRAME_MAX_BYTES
@@ -95,6 +92,9 @@ class AmqpFace:
         self.server_properties: dict[str, object] = {}
         self.connections: dict[int, AmqpConnection] = {}
         self.partial_bytes: i64 = 0
+
+    def connect(self) -> Peer:
+        return AmqpConnection(self)
 
     def tick(self) -> None:
         """Send the heartbeats that are due and drop the peers that are silent too long. Call it about once a second."""
@@ -115,6 +115,10 @@ class AmqpFace:
         for connection in list(self.connections.values()):
             connection.close(320, f"broker forced connection closure with reason '{reason}'")
 
+    def abort_all(self) -> None:
+        for connection in list(self.connections.values()):
+            connection.broken()
+
 
 @final
 class AmqpConnection(Peer):
@@ -127,8 +131,6 @@ class AmqpConnection(Peer):
         self.shard = face.shard
         self.out = Outlet(face.turn, self)
         self.state: i64 = AWAIT_HEADER
-        self.loopback = False
-        self.peer_name = ""
         self.user = ""
         self.password = ""
         self.mechanism = ""
@@ -143,7 +145,6 @@ class AmqpConnection(Peer):
         self.heartbeat_ms: i64 = 0
         self.exclusive: list[Queue] = []
         self.write_paused = False
-        self.read_paused = False
         self.read_ms: i64 = 0
         self.since_ms: i64 = 0
         self._held: list[bytes] = []
@@ -164,7 +165,7 @@ class AmqpConnection(Peer):
         self.since_ms = self.shard.mono_ms
         self.read_ms = self.shard.mono_ms
         self.out.written_ms = self.shard.mono_ms
-        if face.admit is not None and not face.admit(self):
+        if face.admit is not None and not face.admit(self, transport):
             self._gone = True
             self.state = CLOSED
             transport.abort()
@@ -195,6 +196,7 @@ class AmqpConnection(Peer):
             self._deaf = True
             self._held = []
             self.face.connections.pop(id(self), None)
+            self.turn.leave(self)
             if self.face.left is not None:
                 self.face.left(self)
             # the two refer to each other
@@ -207,16 +209,12 @@ class AmqpConnection(Peer):
         """The peer does not read: it gets no deliveries until it does, and is not asked for more work."""
         self.write_paused = True
         self._pause_consumers()
-        if not self.read_paused and not self._has_deliveries():
-            self.read_paused = True
-            self.out.transport.pause_reading()
+        if not self._has_deliveries():
+            self.out.pause(UNREAD)
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.read_paused:
-            self.read_paused = False
-            if not self.out.transport.is_closing():
-                self.out.transport.resume_reading()
+        self.out.resume(UNREAD)
         if not self.turn.begin():
             return
         try:
@@ -268,7 +266,7 @@ class AmqpConnection(Peer):
     def tick(self, now_ms: i64) -> None:
         transport = self.out.transport
         if self.state != OPEN:
-            if now_ms - self.since_ms > HANDSHAKE_MAX_MS:
+            if now_ms - self.since_ms > self.face.handshake_ms:
                 transport.abort()
             return
         if self.write_paused:

@@ -10,6 +10,17 @@ in, and `end()`, which wakes whoever waits on the shard. When the engine's owner
 the broker), peers are touched outside of a turn: then `wake` is called, once, and must see to it that a turn follows
 soon, in the thread of the transports. When closing words have to wait until the journal has something, `watch` is
 called, once, and must see to it that a turn follows, begun by `watched`, when more is durable.
+
+Back-pressure. `Turn.held` says why publishers are held, FREE when they are not. A protocol looks at it before each
+publish; nobody else notices. When it is not FREE, the peer
+
+1. calls `turn.wait_for_room(peer)`, after which `peer.room(held)` tells it whenever the reason changes; and
+2. if it has neither consumers nor unsettled deliveries, stops being read: `outlet.pause(HELD)`; else it parks its
+   publishes, up to `PARKED_MAX_BYTES`, and goes on with everything else that it sends.
+
+`room(FREE)` comes inside a turn and one peer at a time, as long as publishers are not held again: there the peer
+publishes what it parked, and is read again with `outlet.resume(HELD)`. A peer that goes calls `turn.leave(peer)`.
+BEHIND passes within a sync or two and is not worth a word to the peer; FULL and NO_DISK may last.
 """
 
 from __future__ import annotations
@@ -21,6 +32,7 @@ from mypy_extensions import i64
 from rookery._bytes import BytesWriter
 from rookery.core.shard import Shard
 from rookery.errors import RookeryError
+from rookery.model import NEVER
 
 SPLICE_BYTES: Final[i64] = 4096
 """A body this large goes to the transport as it is; a smaller one is cheaper to copy."""
@@ -30,6 +42,30 @@ CORK_BYTES: Final[i64] = 256 * 1024
 
 KEEP_BYTES: Final[i64] = 64 * 1024
 """A writer that grew beyond this is not kept: its memory would stay with the connection."""
+
+UNSYNCED_MAX_BYTES: Final[i64] = 8 * 1024 * 1024
+"""How much may wait for the journal to take it before publishers are held."""
+
+PARKED_MAX_BYTES: Final[i64] = 4 * 1024 * 1024
+"""How much of what it published a peer may have parked while publishers are held."""
+
+# Turn.held: why publishers are held
+FREE: Final[i64] = 0
+BEHIND: Final[i64] = 1
+"""The journal has yet to take more than UNSYNCED_MAX_BYTES."""
+FULL: Final[i64] = 2
+"""Messages take more memory than is configured."""
+NO_DISK: Final[i64] = 3
+"""There is too little room on the disk."""
+
+REASONS: Final = ("", "the journal is behind", "low on memory", "low on disk")
+"""In words, by `Turn.held`; the last two as clients of RabbitMQ know them from connection.blocked."""
+
+# Outlet.pause: why a peer is not read
+UNREAD: Final[i64] = 1
+"""It does not read what it is sent."""
+HELD: Final[i64] = 2
+"""It only publishes, and publishers are held."""
 
 
 @final
@@ -45,6 +81,7 @@ class Outlet:
         self.corked = False
         self.closing = False
         self.written_ms: i64 = 0
+        self.paused: i64 = 0
         self._chunks: list[object] = []
         self._chunk_bytes: i64 = 0
 
@@ -64,6 +101,20 @@ class Outlet:
         self._chunk_bytes += len(w) + size
         self._chunks.append(part)
         w.truncate(0)
+
+    def pause(self, why: i64) -> None:
+        """Read no more from the peer; there may be several reasons at a time."""
+        if self.paused == 0 and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self.paused |= why
+
+    def resume(self, why: i64) -> None:
+        """One reason not to read the peer is gone; it is read again when that was the last."""
+        if self.paused == 0:
+            return
+        self.paused &= ~why
+        if self.paused == 0 and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Close the transport once everything written so far is handed over."""
@@ -106,11 +157,18 @@ class Outlet:
 
 
 class Peer:
-    """The far end of one connection, as a turn knows it."""
+    """The far end of one connection, as a turn knows it.
+
+    `peer_name` is its address, the real one behind a proxy that tells it, and `loopback` whether that is on this
+    machine. `certified` is the name in its TLS certificate, once verified, and empty without one.
+    """
 
     def __init__(self) -> None:
         self.due = False
         self.waiting = False
+        self.peer_name = ""
+        self.loopback = False
+        self.certified = ""
 
     def finish(self) -> bool:
         """The turn ends: say what had to wait for that; True when something has to wait until more is durable."""
@@ -121,6 +179,36 @@ class Peer:
 
     def broken(self) -> None:
         """The transport failed."""
+
+    def room(self, held: i64) -> None:
+        """Publishers, of whom this is a waiting one, are held for another reason now, or, if FREE, no longer."""
+
+
+class Face:
+    """What the connections of one protocol share, and all that a listener has to know of a protocol.
+
+    `connect` makes one connection: a Peer that its transport calls as asyncio does. In `connection_made` it asks
+    `admit(peer, transport)`, which gives it its `peer_name` and what else is known of it, and aborts the transport when
+    the answer is False; an admitted one tells `left(peer)` when its transport is lost. A peer that has not opened its
+    connection `handshake_ms` after it came is dropped by `tick`.
+    """
+
+    def __init__(self) -> None:
+        self.admit: Any = None
+        self.left: Any = None
+        self.handshake_ms: i64 = 10_000
+
+    def connect(self) -> Peer:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Do what time asks for (heartbeats, handshakes that take too long). Called in a turn, about once a second."""
+
+    def close_all(self, reason: str) -> None:
+        """Tell every peer that the server ends, and close its transport when it has taken leave. Called in a turn."""
+
+    def abort_all(self) -> None:
+        """Drop every peer at once."""
 
 
 @final
@@ -140,6 +228,12 @@ class Turn:
         self._due: list[Peer] = []
         self._waiting: list[Peer] = []
         self._corked: list[Outlet] = []
+        self.held: i64 = FREE
+        self.memory_high_bytes: i64 = NEVER
+        self.memory_low_bytes: i64 = NEVER
+        self.parked_bytes: i64 = 0
+        self.on_held: Any = None
+        self._wanting: dict[Peer, bool] = {}
 
     def begin(self) -> bool:
         """Start a turn. False when the engine takes no more of them: then there is no turn to end either."""
@@ -151,6 +245,9 @@ class Turn:
         self._woken = False
         if self._corked:
             self._uncork()
+        self._look()
+        if self._wanting and self.held == FREE:
+            self._make_room()
         return True
 
     def end(self) -> None:
@@ -159,6 +256,9 @@ class Turn:
             if self._due or self._waiting:
                 self._finish()
             self._flush()
+            if self._wanting and self._reason() == FREE:
+                # those who wait publish in a turn of their own
+                self._wake_once()
         finally:
             # the engine may let another thread in when it ends, so it ends last
             self.running = False
@@ -174,6 +274,19 @@ class Turn:
         if not peer.due:
             peer.due = True
             self._due.append(peer)
+
+    def hold_above(self, memory_bytes: i64) -> None:
+        """Hold publishers while messages, and what of them is parked, take more memory than this."""
+        self.memory_high_bytes = memory_bytes
+        self.memory_low_bytes = memory_bytes - memory_bytes // 16
+
+    def wait_for_room(self, peer: Peer) -> None:
+        """Have the peer's `room` called when the reason why publishers are held changes."""
+        self._wanting[peer] = True
+
+    def leave(self, peer: Peer) -> None:
+        """The peer is gone, or has nothing more to publish."""
+        self._wanting.pop(peer, None)
 
     def watched(self) -> None:
         """What `watch` was called for has happened: a turn follows."""
@@ -198,6 +311,45 @@ class Turn:
         if self._waiting and not self._watching:
             self._watching = True
             self._watch()
+
+    def _reason(self) -> i64:
+        """Why publishers are to be held now; once they are, it takes some slack to let them go."""
+        log = self.shard.log
+        if log.failure is not None:
+            # nothing will ever make room: who publishes is refused instead
+            return FREE
+        if log.refusing:
+            return NO_DISK
+        memory = self.shard.memory_bytes + self.parked_bytes
+        if memory > (self.memory_low_bytes if self.held == FULL else self.memory_high_bytes):
+            return FULL
+        if log.bytes > (UNSYNCED_MAX_BYTES // 2 if self.held == BEHIND else UNSYNCED_MAX_BYTES):
+            return BEHIND
+        return FREE
+
+    def _look(self) -> None:
+        """Hold publishers, or let them go."""
+        held = self._reason()
+        if held == BEHIND and not self._watching:
+            self._watching = True
+            self._watch()
+        if held == self.held:
+            return
+        self.held = held
+        if self.on_held is not None:
+            self.on_held(held)
+        if held != FREE:
+            for peer in list(self._wanting):
+                peer.room(held)
+
+    def _make_room(self) -> None:
+        """Let those who wait publish, one after the other, until publishers are held again."""
+        for peer in list(self._wanting):
+            if self._wanting.pop(peer, False):
+                peer.room(FREE)
+                self._look()
+                if self.held != FREE:
+                    return
 
     def _wake_once(self) -> None:
         if not self._woken:
