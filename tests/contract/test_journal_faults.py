@@ -307,7 +307,9 @@ PROMISES = [
     ("always", "ack", True, False),
     ("always", "transaction", True, True),
     ("always", "settling transaction", True, True),
+    ("always", "declare", True, True),
     ("interval", "publish", True, False),
+    ("interval", "declare", True, False),
     ("interval", "ack", True, False),
     ("interval", "transaction", True, False),
     ("interval", "publish, 1 s later", True, True),
@@ -333,6 +335,8 @@ def test_promises(site: MemorySite, sync: str, done: str, process: bool, machine
     before = picture(world)
     if done.startswith("publish"):
         world.publish(b"new")
+    elif done == "declare":
+        world.queue("another")
     elif done.startswith("ack"):
         world.ack(1)
     elif done.startswith("transaction"):

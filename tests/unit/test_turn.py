@@ -294,6 +294,7 @@ def test_publishers_are_held_while_the_journal_is_behind(broker: Broker) -> None
     peer = another(broker)
     broker.shard.log.active = True
     peer.declare("q", bits=2)
+    broker.watching = 0
     persistent = b"\x10\x00\x02"
     peer.send(publish(1, "", "q", b"x" * 3_000_000, persistent) * 3)
     waiting, gone = Publisher(broker), Publisher(broker)

@@ -290,8 +290,12 @@ class Peer:
         return self.frames()
 
     def call(self, channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> Frame:
-        """Send a method and give its one answer."""
-        (answer,) = self.ask(method(channel, class_id, method_id, arguments))
+        """Send a method and give its one answer, which may have to wait for the journal."""
+        answers = self.ask(method(channel, class_id, method_id, arguments))
+        if not answers:
+            self.broker.sync()
+            answers = self.frames()
+        (answer,) = answers
         return answer
 
     def handshake(self, *, frame_max: int = 0, heartbeat: int = 0, **capabilities: Any) -> Peer:

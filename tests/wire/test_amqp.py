@@ -594,7 +594,7 @@ def durable(broker: Broker) -> Peer:
     broker.shard.log.active = True
     peer = another(broker).confirm()
     peer.declare("q", bits=2)
-    broker.sync()
+    broker.watching = 0
     return peer
 
 
@@ -661,6 +661,61 @@ def test_after_a_failure_of_the_store_nothing_is_confirmed(durable: Peer) -> Non
     other = another(durable.broker)
     refusal = closed(other.ask(publish(1, "", "q", b"5", PERSISTENT))[0])
     assert refusal[:2] == (506, "RESOURCE_ERROR - the disk is gone")
+
+
+CHANGES = {
+    "queue.declare": (50, 10, short(0) + short_string("new") + octet(2) + NO_ARGUMENTS),
+    "queue.declare again": (50, 10, short(0) + short_string("fresh") + octet(2) + NO_ARGUMENTS),
+    "queue.bind": (50, 20, short(0) + short_string("q") + short_string("amq.topic") + b"\x01k\x00" + NO_ARGUMENTS),
+    "queue.delete": (50, 40, short(0) + short_string("q") + octet(0)),
+    "queue.purge": (50, 30, short(0) + short_string("q") + octet(0)),
+    "exchange.declare": (40, 10, short(0) + short_string("e") + short_string("topic") + octet(2) + NO_ARGUMENTS),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_what_is_durable_are_answered_when_they_are_durable(durable: Peer, change: str) -> None:
+    broker = durable.broker
+    kind, number, words = CHANGES[change]
+    durable.send(publish(1, "", "q", b"kept", PERSISTENT))
+    broker.sync()
+    durable.frames()
+    if change.endswith("again"):
+        # by somebody who has not been answered yet
+        another(broker).send(method(1, 50, 10, words))
+    assert durable.ask(method(1, kind, number, words)) == []
+    assert durable.ask(HEARTBEAT + publish(1, "", "nowhere", b"x")) == []
+    broker.sync()
+    assert [each.name for each in durable.frames()] == [(kind, number + 1), (60, 80)]
+
+
+def test_changes_of_what_is_transient_do_not_wait(durable: Peer) -> None:
+    words = short(0) + short_string("passing") + octet(0) + NO_ARGUMENTS
+    assert [each.name for each in durable.ask(method(1, 50, 10, words))] == [(50, 11)]
+    assert durable.broker.watching == 0
+
+
+def test_a_change_that_may_be_lost_ends_the_connection(durable: Peer) -> None:
+    broker = durable.broker
+    _, _, words = CHANGES["queue.declare"]
+    assert durable.ask(method(1, 50, 10, words)) == []
+    broker.shard.log.failure = StoreFailed("the disk is gone")
+    broker.take_turn()
+    assert closed(durable.frames()[0], hard=True)[:2] == (541, "INTERNAL_ERROR - the disk is gone")
+    # and nothing is declared any more
+    other = another(broker)
+    assert other.ask(method(1, 50, 10, words)) == []
+    broker.take_turn()
+    assert closed(other.frames()[0], hard=True)[:2] == (541, "INTERNAL_ERROR - the disk is gone")
+
+
+def test_a_peer_that_leaves_before_its_answer_harms_nobody(durable: Peer) -> None:
+    other = another(durable.broker)
+    other.send(method(1, 50, 10, CHANGES["queue.declare"][2]))
+    other.lose()
+    assert [each.name for each in durable.ask(method(1, 50, 10, CHANGES["queue.declare"][2]))] == []
+    durable.broker.sync()
+    assert [each.name for each in durable.frames()] == [(50, 11)]
 
 
 def test_a_channel_that_ends_before_its_confirms_gets_none(durable: Peer) -> None:

@@ -5,7 +5,8 @@ are references, written out only when the batch is taken, so a message that came
 at all, and what is written is the state as it is then. The order in a batch is definitions, messages, returns, exits.
 
 `batch` is the number of the batch being collected. `horizon()` is the number that must be durable for everything so far
-to be durable; a confirm waits for it.
+to be durable; a confirm waits for it. `changed` is the one with the newest change of definitions; the answer to a
+declaration waits for that.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Log:
         self.paging = False
         self._base: i64 = 0
         self.batch: i64 = 1
+        self.changed: i64 = 0
         self.written: i64 = 0
         self.durable: i64 = 0
         self.wants_sync = False
@@ -136,6 +138,7 @@ class Log:
         """A definition changed; the journal words it when it takes the batch."""
         if self.active:
             self._changes.append((operation, tenant, details))
+            self.changed = self.batch
             self.wants_sync = True
 
     def take_changes(self) -> list[tuple[str, str, dict[str, object]]]:

@@ -237,6 +237,9 @@ class AmqpConnection(Peer):
         if transport is not None:
             transport.abort()
 
+    def unanswered(self, why: str) -> None:
+        self.close(541, why)
+
     # Flow
 
     def cork(self) -> None:
@@ -269,12 +272,14 @@ class AmqpConnection(Peer):
             if now_ms - self.since_ms > self.face.handshake_ms:
                 transport.abort()
             return
+        # what is not sent because it waits for the journal counts too
+        unsent = self.out.size()
         if self.write_paused:
-            most = UNSENT_MAX_BYTES + self._message_max()
-            if transport.get_write_buffer_size() > most:
-                self._log("connection_dropped", "it does not read what it asked for")
-                transport.abort()
-                return
+            unsent += i64(transport.get_write_buffer_size())
+        if unsent > UNSENT_MAX_BYTES + self._message_max():
+            self._log("connection_dropped", "it does not read what it asked for")
+            transport.abort()
+            return
         if self.heartbeat_ms == 0:
             return
         if now_ms - self.read_ms > 2 * self.heartbeat_ms:

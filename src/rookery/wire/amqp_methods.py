@@ -82,8 +82,10 @@ def call(channel: Channel, method: i32, arguments: Arguments) -> None:
         _basic(channel, method, arguments)
     elif kind == 50:
         _queue(channel, method, arguments)
+        channel.out.await_batch(channel.connection.shard.log.changed)
     elif kind == 40:
         _exchange(channel, method, arguments)
+        channel.out.await_batch(channel.connection.shard.log.changed)
     elif method == CONFIRM_SELECT:
         _confirm_select(channel, arguments)
     elif method == CHANNEL_FLOW:
@@ -464,7 +466,10 @@ def _queue_purge(channel: Channel, arguments: Arguments) -> None:
     name = _named(channel, arguments.short_string())
     nowait = arguments.octet() & 1
     _require(channel, "read", "queue", name)
-    count = _find_queue(channel, name).purge()
+    queue = _find_queue(channel, name)
+    count = queue.purge()
+    if count and queue.journaled:
+        channel.out.await_batch(channel.connection.shard.log.horizon())
     if not nowait:
         _put_counted(channel, QUEUE_PURGE_OK, count)
 

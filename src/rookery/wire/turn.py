@@ -80,6 +80,7 @@ class Outlet:
         self.dirty = False
         self.corked = False
         self.closing = False
+        self.awaited: i64 = 0
         self.written_ms: i64 = 0
         self.paused: i64 = 0
         self._chunks: list[object] = []
@@ -90,6 +91,11 @@ class Outlet:
         if not self.dirty:
             self.dirty = True
             self.turn.touch(self)
+
+    def await_batch(self, batch: i64) -> None:
+        """Send nothing, from the answer just written on, before this batch of the journal is durable."""
+        if batch > self.awaited:
+            self.awaited = batch
 
     def size(self) -> i64:
         return len(self.w) + self._chunk_bytes
@@ -180,6 +186,9 @@ class Peer:
     def broken(self) -> None:
         """The transport failed."""
 
+    def unanswered(self, why: str) -> None:
+        """The journal failed, and answers that waited for it were dropped."""
+
     def room(self, held: i64) -> None:
         """Publishers, of whom this is a waiting one, are held for another reason now, or, if FREE, no longer."""
 
@@ -225,6 +234,7 @@ class Turn:
         self._watching = False
         self._durable: i64 = 0
         self._dirty: list[Outlet] = []
+        self._late: list[Outlet] = []
         self._due: list[Peer] = []
         self._waiting: list[Peer] = []
         self._corked: list[Outlet] = []
@@ -308,7 +318,11 @@ class Turn:
             if peer.finish() and not peer.waiting:
                 peer.waiting = True
                 self._waiting.append(peer)
-        if self._waiting and not self._watching:
+        if self._waiting:
+            self._watch_once()
+
+    def _watch_once(self) -> None:
+        if not self._watching:
             self._watching = True
             self._watch()
 
@@ -357,12 +371,18 @@ class Turn:
             self._wake()
 
     def _flush(self) -> None:
+        if self._late:
+            self._look_at_late()
         dirty = self._dirty
         if not dirty:
             return
         self._dirty = []
         now = self.shard.mono_ms
+        durable = self.shard.log.durable
         for outlet in dirty:
+            if outlet.awaited > durable:
+                self._late.append(outlet)
+                continue
             try:
                 outlet.flush(now)
             except Exception:  # noqa: BLE001 - whatever a transport raises concerns its own peer only
@@ -373,6 +393,23 @@ class Turn:
                 self._corked.append(outlet)
         if self._corked:
             self._wake_once()
+        if self._late:
+            self._watch_once()
+
+    def _look_at_late(self) -> None:
+        """Look again at what waits for the journal. If that failed, nobody knows what was kept: so nothing is said."""
+        late = self._late
+        self._late = []
+        failure = self.shard.log.failure
+        for outlet in late:
+            if failure is None:
+                self._dirty.append(outlet)
+                continue
+            outlet.awaited = 0
+            outlet.drop()
+            outlet.touch()
+            if outlet.peer is not None:
+                outlet.peer.unanswered(str(failure))
 
     def _uncork(self) -> None:
         corked = self._corked
