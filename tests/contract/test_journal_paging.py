@@ -152,12 +152,12 @@ def test_attempts_of_paged_messages_survive(site: Site) -> None:
         world.queue().retry(lease, 0, "")
     world.roll()
     world = restart(site, world)
-    assert world.queue().paged_place(400)
+    assert world.queue().lines.place_of(400)
     world.retire(2)
     assert [segment.number for segment in world.journal.segments] == [1, 3]
     for _ in range(3):
         world = restart(site, world)
-        assert world.queue().paged_place(400)
+        assert world.queue().lines.place_of(400)
         world.retire_all()
     world = restart(site, world)
     entries = world.queue().ready_entries()

@@ -23,8 +23,8 @@ BUGS = (
     Bug(
         "a settle after the lapse is accepted",
         "queue.py",
-        "            return False\n        entry = self._end(lease)\n        self.acked += 1",
-        "            pass\n        entry = self._end(lease)\n        self.acked += 1",
+        "            return False\n        entry = self.end(lease)\n        self.acked += 1",
+        "            pass\n        entry = self.end(lease)\n        self.acked += 1",
     ),
     Bug(
         "a token of an earlier delivery opens the current lease",
@@ -40,15 +40,15 @@ BUGS = (
     ),
     Bug(
         "an extended lease lapses when it first would have",
-        "queue.py",
+        "timing.py",
         "            if lease.live and lease.due_ms <= now:",
         "            if lease.live:",
     ),
     Bug(
         "a lapse does not count as a failure",
-        "queue.py",
-        '                self._retry(entry, 0, f"ack timeout after {lasted} ms")',
-        "                entry.attempts -= 1\n                self._return(entry, 0)",
+        "timing.py",
+        '                queue.fail(entry, 0, f"ack timeout after {lasted} ms")',
+        "                entry.attempts -= 1\n                queue.fail(entry, 0, '')",
     ),
     # attempts and dead letters
     Bug(
@@ -65,9 +65,9 @@ BUGS = (
         "max_attempts is off by one",
         "queue.py",
         "        if self.max_attempts and i64(entry.attempts) >= self.max_attempts:\n"
-        '            self._leave(entry, "delivery_limit", detail)',
+        '            self.leave(entry, "delivery_limit", detail)',
         "        if self.max_attempts and i64(entry.attempts) > self.max_attempts:\n"
-        '            self._leave(entry, "delivery_limit", detail)',
+        '            self.leave(entry, "delivery_limit", detail)',
     ),
     Bug(
         "a dead letter is lost",
@@ -102,9 +102,9 @@ BUGS = (
     # order
     Bug(
         "higher priorities go last",
-        "queue.py",
-        "while at < len(self._order) and self._order[at].priority > priority:",
-        "while at < len(self._order) and self._order[at].priority < priority:",
+        "lines.py",
+        "while at < len(self.order) and self.order[at].priority > priority:",
+        "while at < len(self.order) and self.order[at].priority < priority:",
     ),
     Bug(
         "a returned message loses its place",
@@ -114,41 +114,41 @@ BUGS = (
     ),
     Bug(
         "a group is delivered to several at once",
-        "queue.py",
-        "                    elif holder is not entry:",
-        "                    elif holder is not entry and holder.state != LEASED:",
+        "parking.py",
+        "        elif holder is not entry:",
+        "        elif holder is not entry and holder.state != LEASED:",
     ),
     # time
     Bug(
         "a delay is ignored",
         "queue.py",
-        "        if due_ms > now:\n            entry.enqueued_ms = due_ms\n            self._delay(",
-        "        if due_ms > now + 100:\n            entry.enqueued_ms = due_ms\n            self._delay(",
+        "        if due_ms > now:\n            entry.enqueued_ms = due_ms\n            self.timing.delay(",
+        "        if due_ms > now + 100:\n            entry.enqueued_ms = due_ms\n            self.timing.delay(",
     ),
     Bug(
         "only the head of the queue expires",
-        "queue.py",
-        "            if self._expiry_of(entry) <= now:",
-        "            if self._expiry_of(entry) <= now and entry in self.ready_entries()[:1]:",
+        "timing.py",
+        "            if self.expiry_of(entry) <= now:",
+        "            if self.expiry_of(entry) <= now and entry in queue.ready_entries()[:1]:",
     ),
     Bug(
         "a leased message expires",
-        "queue.py",
+        "timing.py",
         "            if entry.state == LEASED or entry.state == GONE:\n                continue",
-        "            if entry.state == LEASED:\n                entry.state = READY\n                self.ready += 1\n"
-        "                self.leased -= 1\n            if entry.state == GONE:\n                continue",
+        "            if entry.state == LEASED:\n                entry.state = 0\n                queue.ready += 1\n"
+        "                queue.leased -= 1\n            if entry.state == GONE:\n                continue",
     ),
     Bug(
         "expiry is not checked on return",
         "queue.py",
-        "        if expiry and expiry <= now:\n            self._leave",
-        "        if expiry and expiry <= now and not self.ready:\n            self._leave",
+        "        if expiry and expiry <= now:\n            self.leave",
+        "        if expiry and expiry <= now and not self.ready:\n            self.leave",
     ),
     Bug(
         "delays run on the monotonic clock",
         "queue.py",
-        "            self._delay(entry, now + delay_ms)",
-        "            self._delay(entry, self.shard.mono_ms + 1_699_999_000_000 + delay_ms)",
+        "            self.timing.delay(entry, now + delay_ms)",
+        "            self.timing.delay(entry, self.shard.mono_ms + 1_699_999_000_000 + delay_ms)",
     ),
     Bug(
         "a change of the queue's ttl reaches only later messages",
@@ -196,8 +196,8 @@ BUGS = (
     Bug(
         "a waiting claim misses what comes back",
         "queue.py",
-        "            self._line_up(entry)\n            self.mark_dirty()\n        if self.journaled",
-        "            self._line_up(entry)\n        if self.journaled",
+        "            self.line_up(entry)\n            self.mark_dirty()\n        if self.journaled",
+        "            self.line_up(entry)\n        if self.journaled",
     ),
     Bug(
         "a settle does not free credit for what waits",
@@ -215,10 +215,10 @@ BUGS = (
     Bug(
         "drop-head drops the tail",
         "queue.py",
-        "            entry = self._pop_ready()\n            if entry is None:\n"
-        "                entry = self._first_delayed()",
-        '            if self.ready:\n                self._drop_waiting(self.ready_entries()[-1], "maxlen")\n'
-        "                continue\n            entry = self._first_delayed()\n            if entry is None:",
+        "            entry = self.lines.pop()\n            if entry is None:\n"
+        "                entry = self.timing.pop_delayed()",
+        '            if self.ready:\n                self.drop_waiting(self.ready_entries()[-1], "maxlen")\n'
+        "                continue\n            entry = self.timing.pop_delayed()\n            if entry is None:",
     ),
     Bug(
         "a full queue that rejects takes one more",
@@ -250,14 +250,14 @@ BUGS = (
     Bug(
         "peeking marks messages as redelivered",
         "queue.py",
-        "        for level in self._order:\n            found.extend(level.entries())",
-        "        for level in self._order:\n            found.extend(level.entries())\n"
+        "        for level in self.lines.order:\n            found.extend(level.entries())",
+        "        for level in self.lines.order:\n            found.extend(level.entries())\n"
         "        for seen in found:\n            seen.redelivered = True",
     ),
     Bug(
         "a purge takes what is delayed too",
         "queue.py",
-        "        for entry in self._ready_in_memory():\n            self.remove(entry)",
+        "        for entry in self.ready_in_memory():\n            self.remove(entry)",
         "        for entry in self.waiting_entries():\n            self.remove(entry)",
     ),
     Bug(

@@ -265,7 +265,7 @@ class Log:
                 if self.paging:
                     while i < j:
                         if entries[i].state == READY:
-                            queues[i].page_out(entries[i], place)
+                            queues[i].lines.page_out(entries[i], place)
                         i += 1
                 self.add_live(segment, live)
                 self.puts += live
@@ -289,7 +289,7 @@ class Log:
         self.puts += len(live)
 
     def _write_moved_paged(self, w: BytesWriter, queue: Queue, seq: i64, record: bytes, segment: i64) -> None:
-        old = queue.paged_place(seq)
+        old = queue.lines.place_of(seq)
         if queue.deleted or not old:
             # read back meanwhile: then it moves as others do
             entry = None if queue.deleted else queue.find(seq)
@@ -308,11 +308,11 @@ class Log:
         message = records.read_message(record, {})
         at = self._begin_put(w, message, 1)
         # attempts as they are known now: a return may have been noted since the record was written
-        meta = queue.paged_meta(seq)
+        meta = queue.lines.meta_of(seq)
         flags: i64 = REDELIVERED if meta & 1 else 0
         records.place(w, queue.number, seq, reader.enqueued_ms, 0, (meta & 0xFFFFFFFF) >> 1, flags)
         records.end_put(w, at)
-        queue.move_paged(seq, place)
+        queue.lines.move(seq, place)
         self.died(old >> PLACE_BITS)
         self.add_live(segment, 1)
         self.puts += 1

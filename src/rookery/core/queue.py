@@ -7,8 +7,10 @@ and in the end GONE. Every way out goes through `_exit` and is counted once, so 
     entered = ready + delayed + leased + acked + expired + dead_lettered + dropped + purged + moved_out
 
 holds after every call. Ready order is priority, then sequence; an entry that returns keeps its sequence and so its
-place. Times come from the shard's turn: `wall_ms` for delay and expiry, `mono_ms` for leases. What is due is found
-through heaps, never by looking at the head of the queue.
+place. Times come from the shard's turn: `wall_ms` for delay and expiry, `mono_ms` for leases.
+
+A queue is made of its lines (`lines`: what is ready, in order, in memory or paged out), of what waits beside them
+(`parking`), and of what is due when (`timing`); this module has the ways in, over to consumers, back and out.
 
 At the end of a turn (`Shard.flush`) no subscription with credit faces a ready entry that it could take: publishing
 delivers at once, and whatever frees credit or returns an entry marks the queue dirty, to be pumped.
@@ -16,17 +18,16 @@ delivers at once, and whatever frees credit or returns an entry marks the queue 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i32, i64
 
-from rookery import properties
 from rookery.core.consumers import KEY_HASH, Roster, Subscription
-from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, Level, Park, by_seq
-from rookery.core.index import Heap
+from rookery.core.entries import DELAYED, GONE, LEASED, READY, Entry, Lease, by_seq
+from rookery.core.lines import Lines
 from rookery.core.meters import Histogram
-from rookery.core.paging import Paged
-from rookery.errors import InvalidArgument
+from rookery.core.parking import Parking
+from rookery.core.timing import Timing
 from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, Message
 
 if TYPE_CHECKING:
@@ -52,21 +53,6 @@ OVERFLOWS: Final = {
 ACCEPTED: Final[i64] = 1
 DISCARDED: Final[i64] = 0
 REFUSED: Final[i64] = -1
-
-GROUP_HEADER: Final = "x-group-id"
-
-# How much of what is paged out is read back at once
-LOAD_BYTES: Final[i64] = 256 * 1024
-LOAD_ENTRIES: Final[i64] = 512
-
-
-def group_of(message: Message) -> str:
-    """The message's group (header `x-group-id`), empty when it has none."""
-    try:
-        value = properties.header(message.props, GROUP_HEADER)
-    except InvalidArgument:
-        return ""
-    return "" if value is None else str(value)
 
 
 @final
@@ -104,20 +90,12 @@ class Queue:
         self.bytes: i64 = 0
         self.leased_bytes: i64 = 0
         self.origins: dict[str, int] = {}
-        self._plain = Level(0)
-        self._levels: dict[int, Level] = {0: self._plain}
-        self._order: list[Level] = [self._plain]
-        self._delays = Heap()
-        self._expiries = Heap()
-        self._lapses = Heap()
+        self.lines = Lines(self)
+        self.timing = Timing(self)
+        self.parking = Parking(self)
         self._leases: dict[int, Lease] = {}
-        self._busy: dict[str, Entry] = {}
-        self._parked: dict[str, Park] = {}
-        self._heads: dict[str, Entry] = {}
         # written entries that are, or were, out of their line, by sequence; kept only when there is a journal
-        self._away: dict[int, Entry] = {}
-        self.wall_due_ms: i64 = NEVER
-        self.mono_due_ms: i64 = NEVER
+        self.away: dict[int, Entry] = {}
         self.unused_since_ms: i64 = shard.mono_ms
         self.had_consumer = False
         self.dirty = False
@@ -153,9 +131,9 @@ class Queue:
         self.settings = settings
         self._retimed = self.ttl_ms != settings.ttl_ms
         if self.grouped != settings.grouped or self.roster.distribution != settings.distribution_code:
-            self._unpark_all()
+            self.parking.unpark_all()
             if not settings.grouped:
-                self._busy.clear()
+                self.parking.free_groups()
         self.ttl_ms = settings.ttl_ms
         self.length_max = settings.length_max if settings.length_max >= 0 else NEVER
         self.bytes_max = settings.bytes_max if settings.bytes_max >= 0 else NEVER
@@ -172,7 +150,7 @@ class Queue:
 
     def conform(self) -> None:
         if self._retimed:
-            self._reindex_expiries()
+            self.timing.reindex_expiries()
         if self.bounded:
             self._trim()
         if self.expires_ms:
@@ -246,18 +224,18 @@ class Queue:
         if message.expires_ms or self.ttl_ms:
             if due_ms > now:
                 entry.enqueued_ms = due_ms
-            self._index_expiry(entry)
+            self.timing.index_expiry(entry)
         if due_ms > now:
             entry.enqueued_ms = due_ms
-            self._delay(entry, due_ms)
+            self.timing.delay(entry, due_ms)
         elif self.ready == 0 and self.roster.all and not self.grouped and self.roster.distribution != KEY_HASH:
             subscription = self.roster.choose()
             if subscription is None:
-                self._line_up(entry)
+                self.line_up(entry)
             else:
-                self._hand_over(entry, subscription)
+                self.hand_over(entry, subscription)
         else:
-            self._line_up(entry)
+            self.line_up(entry)
             if self.roster.all:
                 self.pump()
         if self.bounded:
@@ -265,7 +243,7 @@ class Queue:
         if self.journaled and message.flags & PERSISTENT:
             shard.log.enter(self, entry)
         elif shard.log.paging and entry.state == READY:
-            self.page_out(entry, 0)
+            self.lines.page_out(entry, 0)
 
     def admit(self, message: Message, due_ms: i64) -> None:
         """Take a published message in whatever the limits say: they were checked for the whole transaction."""
@@ -281,72 +259,28 @@ class Queue:
         else:
             del self.origins[origin]
 
-    def _line_up(self, entry: Entry) -> None:
+    def line_up(self, entry: Entry) -> None:
         """Make an entry READY at its place."""
         entry.state = READY
         self.ready += 1
-        priority = entry.message.priority
-        if priority == 0 or not self.ordered:
-            self._plain.add(entry)
-            return
-        self._level(priority).add(entry)
-
-    def _level(self, priority: i64) -> Level:
-        if priority > self.priority_max:
-            priority = self.priority_max
-        level = self._levels.get(priority)
-        if level is None:
-            if len(self._order) > 64:
-                self._drop_empty_levels()
-            level = Level(priority)
-            self._levels[priority] = level
-            at = 0
-            while at < len(self._order) and self._order[at].priority > priority:
-                at += 1
-            self._order.insert(at, level)
-        return level
-
-    def _drop_empty_levels(self) -> None:
-        for level in list(self._order):
-            if level.priority != 0 and level.is_empty():
-                self._order.remove(level)
-                del self._levels[level.priority]
-
-    def _delay(self, entry: Entry, due_ms: i64) -> None:
-        entry.state = DELAYED
-        entry.due_ms = due_ms
-        if self.journaled:
-            self._away[entry.seq] = entry
-        self.delayed += 1
-        self._delays.push(due_ms, entry)
-        if due_ms < self.wall_due_ms:
-            self._arm_wall(due_ms)
+        self.lines.add(entry)
 
     def _trim(self) -> None:
         """Drop from the head until the limits hold."""
         if self.overflow != DROP_HEAD:
             return
         while self.ready + self.delayed > self.length_max or self.bytes - self.leased_bytes > self.bytes_max:
-            if self.ready and self._some_parked():
-                self._drop_waiting(self.ready_entries()[0], "maxlen")
+            if self.ready and self.parking.any():
+                self.drop_waiting(self.ready_entries()[0], "maxlen")
                 continue
-            entry = self._pop_ready()
+            entry = self.lines.pop()
             if entry is None:
-                entry = self._first_delayed()
+                entry = self.timing.pop_delayed()
                 if entry is None:
                     return
-            self._leave(entry, "maxlen", "")
+            self.leave(entry, "maxlen", "")
 
-    def _some_parked(self) -> bool:
-        """Whether ready entries may stand elsewhere than in their lines."""
-        if self._parked:
-            return True
-        for s in self.roster.all:
-            if s.parked is not None and len(s.parked):
-                return True
-        return False
-
-    def _drop_waiting(self, entry: Entry, reason: str) -> None:
+    def drop_waiting(self, entry: Entry, reason: str) -> None:
         """An entry that waits dies where it stands."""
         in_line = entry.state == READY
         if entry.state == DELAYED:
@@ -356,96 +290,25 @@ class Queue:
         priority = entry.message.priority
         # its letter may come back here: nobody may find it in its line meanwhile
         entry.state = GONE
-        self._leave(entry, reason, "")
+        self.leave(entry, reason, "")
         if in_line:
-            self._line_of(priority).forget_one()
-
-    def _line_of(self, priority: i64) -> Level:
-        return self._level(priority) if self.ordered and priority != 0 else self._plain
-
-    def _first_delayed(self) -> Entry | None:
-        while len(self._delays):
-            entry = cast(Entry, self._delays.pop())
-            if entry.state == DELAYED:
-                self.delayed -= 1
-                return entry
-        return None
+            self.lines.line_of(priority).forget_one()
 
     # Handing over
 
-    def _pop_ready(self) -> Entry | None:
-        """Take the first READY entry out of its line (it is no longer counted as ready)."""
-        for level in self._order:
-            while True:
-                if level.paged is not None and level.must_load():
-                    self._load(level)
-                entry = level.pop()
-                if entry is not None:
-                    self.ready -= 1
-                    return entry
-                if level.paged is None or not level.paged.count:
-                    break
-        return None
-
-    def _next(self) -> Entry | None:
+    def next(self) -> Entry | None:
         """The next entry that may be delivered now, taken out of its line; entries of busy groups are parked."""
         while self.ready:
-            entry = self._pop_ready()
+            entry = self.lines.pop()
             if entry is None:
                 return None
             if self.max_attempts and i64(entry.attempts) >= self.max_attempts:
-                self._leave(entry, "delivery_limit", "")
+                self.leave(entry, "delivery_limit", "")
                 continue
-            if self.grouped:
-                group = group_of(entry.message)
-                if group:
-                    holder = self._busy.get(group)
-                    if holder is None:
-                        self._busy[group] = entry
-                        if self._heads.get(group) is entry:
-                            del self._heads[group]
-                    elif holder is not entry:
-                        self._park(entry, group)
-                        continue
+            if self.grouped and self.parking.takes(entry):
+                continue
             return entry
         return None
-
-    def _park(self, entry: Entry, group: str) -> None:
-        entry.state = PARKED
-        if self.journaled:
-            self._away[entry.seq] = entry
-        self.ready += 1
-        if self._heads.get(group) is entry:
-            del self._heads[group]
-        park = self._parked.get(group)
-        if park is None:
-            park = Park()
-            self._parked[group] = park
-        park.push(self._level_of(entry), entry)
-
-    def _level_of(self, entry: Entry) -> i64:
-        if not self.ordered:
-            return 0
-        priority = entry.message.priority
-        return min(self.priority_max, priority)
-
-    def _unpark(self, group: str, left: Entry) -> None:
-        """The group's busy entry, or the one lined up for it, left: the next may go."""
-        if self._busy.get(group) is left:
-            del self._busy[group]
-        if self._heads.get(group) is left:
-            del self._heads[group]
-        park = self._parked.get(group)
-        if park is None:
-            return
-        entry = park.pop()
-        if entry is None:
-            del self._parked[group]
-            return
-        self.ready -= 1
-        self._heads[group] = entry
-        self._line_up(entry)
-        self.mark_dirty()
 
     def pump(self) -> None:
         """Deliver ready entries while somebody has credit for them."""
@@ -454,76 +317,25 @@ class Queue:
         if not self.ready or not roster.all:
             return
         if roster.distribution == KEY_HASH and self.consumers():
-            self._pump_by_key()
+            self.parking.pump_by_key()
             return
         while self.ready:
             subscription = roster.choose()
             if subscription is None:
                 return
-            entry = self._next()
+            entry = self.next()
             if entry is None:
                 return
             if not subscription.active or not subscription.has_credit():
                 # a dead letter that came back meanwhile took the credit
                 other = roster.choose()
                 if other is None:
-                    self._line_up(entry)
+                    self.line_up(entry)
                     return
                 subscription = other
-            self._hand_over(entry, subscription)
+            self.hand_over(entry, subscription)
 
-    def _pump_by_key(self) -> None:
-        """Each key belongs to one subscription; what its owner cannot take yet is parked with it."""
-        while True:
-            entry = self._next()
-            if entry is None:
-                break
-            key = group_of(entry.message) or entry.message.route.key
-            owner = self.roster.owner_of(key)
-            if owner is None:
-                self._line_up(entry)
-                break
-            if owner.parked is None:
-                owner.parked = Park()
-            entry.state = PARKED
-            if self.journaled:
-                self._away[entry.seq] = entry
-            self.ready += 1
-            owner.parked.push(self._level_of(entry), entry)
-        for subscription in list(self.roster.all):
-            while subscription.parked is not None and subscription.has_credit():
-                entry = subscription.parked.pop()
-                if entry is None:
-                    break
-                self.ready -= 1
-                if self.max_attempts and i64(entry.attempts) >= self.max_attempts:
-                    self._leave(entry, "delivery_limit", "")
-                else:
-                    self._hand_over(entry, subscription)
-
-    def _unpark_all(self) -> None:
-        """Back to the lines with everything that waits beside them: who waits for whom is to be decided anew."""
-        for s in self.roster.all:
-            if s.parked is not None:
-                self._line_up_all(s.parked)
-                s.parked = None
-        for heap in list(self._parked.values()):
-            self._line_up_all(heap)
-        self._parked.clear()
-        self._heads.clear()
-        for group in list(self._busy):
-            if self._busy[group].state != LEASED and self._busy[group].state != DELAYED:
-                del self._busy[group]
-
-    def _line_up_all(self, park: Park) -> None:
-        while True:
-            entry = park.pop()
-            if entry is None:
-                return
-            self.ready -= 1
-            self._line_up(entry)
-
-    def _hand_over(self, entry: Entry, subscription: Subscription) -> None:
+    def hand_over(self, entry: Entry, subscription: Subscription) -> None:
         entry.attempts += 1
         if entry.redelivered:
             self.redelivered += 1
@@ -546,7 +358,7 @@ class Queue:
     def _lease(self, entry: Entry, holder: Subscription | None, lease_ms: i64, tracked: bool) -> Lease:
         entry.state = LEASED
         if self.journaled:
-            self._away[entry.seq] = entry
+            self.away[entry.seq] = entry
         self.leased += 1
         self.leased_bytes += len(entry.message.body)
         now = self.shard.mono_ms
@@ -558,9 +370,7 @@ class Queue:
         if tracked:
             self._leases[entry.seq] = lease
         if lease_ms > 0:
-            self._lapses.push(due, lease)
-            if due < self.mono_due_ms:
-                self._arm_mono(due)
+            self.timing.lease_until(due, lease)
         return lease
 
     def claim(self, count: i64, lease_ms: i64) -> list[Lease]:
@@ -568,7 +378,7 @@ class Queue:
         self.touch()
         leases: list[Lease] = []
         while len(leases) < count:
-            entry = self._next()
+            entry = self.next()
             if entry is None:
                 break
             entry.attempts += 1
@@ -581,129 +391,11 @@ class Queue:
 
     # Paging
 
-    def page_out(self, entry: Entry, place: i64) -> None:
-        """An entry was written at this place (0: it is transient): if memory is short, it is kept there only."""
-        level = self._plain
-        if level.paged is None and not (self.shard.short_of_memory() and self._pages() and level.split_at(entry)):
-            return
-        while level.fresh_head < len(level.fresh):
-            first = level.fresh[level.fresh_head]
-            if first.state == READY:
-                if not self._pages():
-                    return
-                if first.message.expires_ms:
-                    # it stays in memory, beside the line, so that it does not keep others there
-                    level.returned.push(first.seq, first)
-                    self._away[first.seq] = first
-                elif first is entry:
-                    self._put_away(level, first, place or self.shard.spill(self, first))
-                    level.fresh_head += 1
-                    break
-                elif first.message.segment or (self.journaled and first.message.flags & PERSISTENT):
-                    return
-                else:
-                    self._put_away(level, first, self.shard.spill(self, first))
-            level.fresh_head += 1
-        if level.fresh_head >= 1024 and level.fresh_head * 2 >= len(level.fresh):
-            del level.fresh[: level.fresh_head]
-            level.fresh_head = 0
-
-    def _pages(self) -> bool:
-        """Whether entries of this queue can be paged at all."""
-        return not self.ttl_ms and not self.grouped and self.roster.distribution != KEY_HASH
-
-    def _put_away(self, level: Level, entry: Entry, place: i64) -> None:
-        message = entry.message
-        again: i64 = 1 if entry.redelivered else 0
-        meta: i64 = len(message.body) << 32 | i64(entry.attempts) << 1 | again
-        assert level.paged is not None
-        level.paged.add(entry.seq, place, entry.enqueued_ms, meta)
-        entry.state = GONE
-        message.refs -= 1
-        if message.refs == 0:
-            self.tenant.unhold(message)
-        self.paged_out += 1
-
-    def stays_paged(self, seq: i64) -> bool:
-        """Whether a plain entry that is found in the journal should be left there: memory is short, and the order
-        allows it.
-        """
-        level = self._plain
-        if not self._pages() or seq <= level.last_seq or len(level.fresh):
-            return False
-        return level.paged is not None or self.shard.short_of_memory()
-
-    def restore_paged(self, seq: i64, place: i64, enqueued_ms: i64, size: i64, attempts: i64, again: bool) -> None:
-        """As `restore`, for a plain entry that stays on the medium; all later ones must stay there too."""
-        level = self._plain
-        if level.paged is None:
-            level.paged = Paged()
-        level.paged.add(seq, place, enqueued_ms, size << 32 | attempts << 1 | (1 if again else 0))
-        level.last_seq = seq
-        if seq > self.seq:
-            self.seq = seq
-        self.ready += 1
-        self.bytes += size
-        self.restored += 1
-
-    def _load(self, level: Level) -> None:
-        """Read a run of paged entries back into the line."""
-        paged = level.paged
-        assert paged is not None
-        loaded: i64 = 0
-        line: list[Entry | None] = []
-        while paged.count and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
-            page = paged.front()
-            at = page.head
-            meta = page.meta[at]
-            place = page.places[at]
-            message = self.shard.fetch(place)
-            entry = Entry(message, page.seqs[at], page.times[at])
-            entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
-            entry.redelivered = meta & 1 != 0
-            self.tenant.hold(message)
-            message.refs = 1
-            line.append(entry)
-            loaded += len(message.body) + 200
-            paged.drop_first()
-        level.line = line
-        level.head = 0
-
-    def paged_place(self, seq: i64) -> i64:
-        """Where the paged entry of that sequence stands, 0 when it is not paged."""
-        paged = self._plain.paged
-        return 0 if paged is None else paged.place_of(seq)
-
-    def paged_meta(self, seq: i64) -> i64:
-        """Size, attempts and redelivered flag of a paged entry, packed."""
-        paged = self._plain.paged
-        return 0 if paged is None else paged.meta_of(seq)
-
-    def move_paged(self, seq: i64, place: i64) -> None:
-        paged = self._plain.paged
-        if paged is not None:
-            paged.move(seq, place)
-
-    def _forget_paged(self, noted: bool) -> i64:
-        """Let go of all paged entries; with `noted`, the journal is told of each. Returns how many there were."""
-        paged = self._plain.paged
-        if paged is None:
-            return 0
-        n: i64 = 0
-        while paged.count:
-            page = paged.front()
-            place = page.places[page.head]
-            self.bytes -= page.meta[page.head] >> 32
-            self.shard.forget(self, page.seqs[page.head], place, noted)
-            paged.drop_first()
-            n += 1
-        return n
-
     # Subscribing
 
     def subscribe(self, subscription: Subscription) -> None:
         if self.roster.distribution == KEY_HASH:
-            self._unpark_all()
+            self.parking.unpark_all()
         self.roster.add(subscription)
         if not subscription.once:
             self.tenant.subscriptions += 1
@@ -723,9 +415,9 @@ class Queue:
         if not subscription.once:
             self.tenant.subscriptions -= 1
         if subscription.parked is not None:
-            self._line_up_all(subscription.parked)
+            self.parking.line_up_all(subscription.parked)
             subscription.parked = None
-            self._unpark_all()
+            self.parking.unpark_all()
         self.touch()
         if self.auto_delete and self.had_consumer and not subscription.once and self.consumers() == 0:
             self.tenant.delete(self, "auto-delete")
@@ -748,8 +440,8 @@ class Queue:
         self.unused_since_ms = self.shard.mono_ms
         if self.expires_ms:
             due = self.unused_since_ms + self.expires_ms
-            if due < self.mono_due_ms:
-                self._arm_mono(due)
+            if due < self.timing.mono_due_ms:
+                self.timing.arm_mono(due)
 
     def mark_dirty(self) -> None:
         """Ask for a pump at the end of the turn."""
@@ -767,7 +459,7 @@ class Queue:
         """All tracked leases."""
         return list(self._leases.values())
 
-    def _end(self, lease: Lease) -> Entry:
+    def end(self, lease: Lease) -> Entry:
         entry = lease.entry
         lease.live = False
         self.leased -= 1
@@ -783,8 +475,8 @@ class Queue:
                 shared.free()
             if self.ready and not self.dirty:
                 self.mark_dirty()
-        if lease.due_ms != NEVER and self._lapses.crowded(self.leased):
-            self._reindex_lapses()
+        if lease.due_ms != NEVER:
+            self.timing.tidy_lapses()
         self.work_ms.record(self.shard.mono_ms - lease.delivered_ms)
         return entry
 
@@ -792,14 +484,14 @@ class Queue:
         """The queue is gone: there is nothing to settle, but memory and credit are given back."""
         self.leased += 1
         self.leased_bytes += len(lease.entry.message.body)
-        self._release_memory(self._end(lease))
+        self._release_memory(self.end(lease))
         return True
 
     def ack(self, lease: Lease) -> bool:
         """Done with it. False, and nothing changes, when the lease is no longer live (so for all that settle)."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
-        entry = self._end(lease)
+        entry = self.end(lease)
         self.acked += 1
         self._exit(entry)
         return True
@@ -808,12 +500,12 @@ class Queue:
         """Failed: again after `delay_ms` (-1: the queue's backoff), or a dead letter when attempts are used up."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
-        self._retry(self._end(lease), delay_ms, detail)
+        self.fail(self.end(lease), delay_ms, detail)
         return True
 
-    def _retry(self, entry: Entry, delay_ms: i64, detail: str) -> None:
+    def fail(self, entry: Entry, delay_ms: i64, detail: str) -> None:
         if self.max_attempts and i64(entry.attempts) >= self.max_attempts:
-            self._leave(entry, "delivery_limit", detail)
+            self.leave(entry, "delivery_limit", detail)
             return
         self.retried += 1
         if delay_ms < 0:
@@ -824,7 +516,7 @@ class Queue:
         """Untouched: back to its place at once, the attempt not counted."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
-        entry = self._end(lease)
+        entry = self.end(lease)
         self.released += 1
         entry.attempts -= 1
         self._return(entry, 0)
@@ -834,9 +526,9 @@ class Queue:
         """Unfit: a dead letter now."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
-        entry = self._end(lease)
+        entry = self.end(lease)
         self.rejected += 1
-        self._leave(entry, "rejected", detail)
+        self.leave(entry, "rejected", detail)
         return True
 
     def extend(self, lease: Lease, lease_ms: i64) -> bool:
@@ -844,34 +536,31 @@ class Queue:
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
         lease.due_ms = self.shard.mono_ms + lease_ms
-        if self._lapses.crowded(self.leased):
-            self._reindex_lapses()
-        self._lapses.push(lease.due_ms, lease)
-        if lease.due_ms < self.mono_due_ms:
-            self._arm_mono(lease.due_ms)
+        self.timing.tidy_lapses()
+        self.timing.lease_until(lease.due_ms, lease)
         return True
 
     def _return(self, entry: Entry, delay_ms: i64) -> None:
         entry.redelivered = True
         now = self.shard.wall_ms
-        expiry = self._expiry_of(entry)
+        expiry = self.timing.expiry_of(entry)
         if expiry and expiry <= now:
-            self._leave(entry, "expired", "")
+            self.leave(entry, "expired", "")
             return
         if expiry:
-            self._index_expiry(entry)
+            self.timing.index_expiry(entry)
         entry.due_ms = 0
         if delay_ms > 0:
-            self._delay(entry, now + delay_ms)
+            self.timing.delay(entry, now + delay_ms)
         else:
-            self._line_up(entry)
+            self.line_up(entry)
             self.mark_dirty()
         if self.journaled and entry.message.segment:
             self.shard.log.back(self, entry)
 
     # Leaving
 
-    def _leave(self, entry: Entry, reason: str, detail: str) -> None:
+    def leave(self, entry: Entry, reason: str, detail: str) -> None:
         """An entry that is in no line and no lease any more dies: to the dead-letter target, or counted and dropped."""
         message = entry.message
         # the letter may come back to this queue: the dying entry must not count as waiting then
@@ -891,7 +580,7 @@ class Queue:
         entry.state = GONE
         message = entry.message
         if self.journaled:
-            self._away.pop(entry.seq, None)
+            self.away.pop(entry.seq, None)
             if message.segment:
                 self.shard.log.exit(self, entry)
         self.bytes -= len(message.body)
@@ -900,14 +589,9 @@ class Queue:
             self.tenant.unhold(message)
         if message.flags & DEAD:
             self._count_origin(message, -1)
-        if self.grouped or self._busy or self._heads:
-            group = group_of(message)
-            if group and (self._busy.get(group) is entry or self._heads.get(group) is entry):
-                self._unpark(group, entry)
-        if len(self._expiries) and self._expiries.crowded(self.ready + self.delayed + self.leased):
-            self._reindex_expiries()
-        if len(self._delays) and self._delays.crowded(self.delayed):
-            self._reindex_delays()
+        if self.grouped or self.parking.holds_groups():
+            self.parking.left(entry)
+        self.timing.tidy_waits()
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting entry (READY, PARKED or DELAYED) out of turn, without counting where it went."""
@@ -919,14 +603,14 @@ class Queue:
         priority = entry.message.priority
         self._exit(entry)
         if was_ready:
-            self._line_of(priority).forget_one()
+            self.lines.line_of(priority).forget_one()
 
     def purge(self) -> int:
         """Remove every ready entry; returns how many."""
-        n = self._forget_paged(True)
+        n = self.lines.forget_paged(True)
         self.ready -= n
         self.purged += n
-        for entry in self._ready_in_memory():
+        for entry in self.ready_in_memory():
             self.remove(entry)
             self.purged += 1
             n += 1
@@ -935,28 +619,22 @@ class Queue:
     def empty(self) -> None:
         """The queue is being deleted: everything in it is purged, leases end."""
         self.purged += self.ready + self.delayed + self.leased
-        self._forget_paged(False)
-        for entry in self._ready_in_memory() + self.delayed_entries():
+        self.lines.forget_paged(False)
+        for entry in self.ready_in_memory() + self.delayed_entries():
             self._release_memory(entry)
         # leases that are not tracked end when their holder settles them (see _abandon)
         for lease in list(self._leases.values()):
-            self._release_memory(self._end(lease))
+            self._release_memory(self.end(lease))
         self.ready = 0
         self.delayed = 0
         self.leased = 0
         self.bytes = 0
         self.leased_bytes = 0
-        self._plain = Level(0)
-        self._levels = {0: self._plain}
-        self._order = [self._plain]
-        self._delays.clear()
-        self._expiries.clear()
-        self._lapses.clear()
+        self.lines.clear()
+        self.timing.clear()
         self._leases.clear()
-        self._busy.clear()
-        self._heads.clear()
-        self._parked.clear()
-        self._away.clear()
+        self.parking.clear()
+        self.away.clear()
         self.origins.clear()
 
     def _release_memory(self, entry: Entry) -> None:
@@ -984,52 +662,38 @@ class Queue:
         if message.flags & DEAD:
             self._count_origin(message, 1)
         if message.expires_ms or self.ttl_ms:
-            self._index_expiry(entry)
+            self.timing.index_expiry(entry)
         late = due_ms > self.shard.wall_ms
-        if late or seq <= self._line_of(message.priority).last_seq:
+        if late or seq <= self.lines.line_of(message.priority).last_seq:
             # it will stand beside its line, where only this finds it
-            self._away[seq] = entry
+            self.away[seq] = entry
         if late:
-            self._delay(entry, due_ms)
+            self.timing.delay(entry, due_ms)
         else:
-            self._line_up(entry)
-
-    def find(self, seq: i64) -> Entry | None:
-        """The entry of that sequence, if it is still here (only with a journal)."""
-        entry = self._away.get(seq)
-        if entry is None:
-            for level in self._order:
-                entry = level.find(seq)
-                if entry is not None:
-                    break
-        return entry if entry is not None and entry.state != GONE else None
+            self.line_up(entry)
 
     # Reading
+
+    def find(self, seq: i64) -> Entry | None:
+        """The entry of that sequence, if it is still here and in memory (only with a journal)."""
+        entry = self.away.get(seq)
+        if entry is None:
+            entry = self.lines.find(seq)
+        return entry if entry is not None and entry.state != GONE else None
 
     def ready_entries(self, limit: int = 0) -> list[Entry]:
         """The ready entries in the order they would be delivered, at least `limit` of them (0: all) if there are.
 
         Paged ones are read back as far as needed; parked ones are at their place.
         """
-        level = self._plain
-        if level.paged is not None:
-            level.flatten()
-        while level.paged is not None and level.paged.count and (not limit or len(level.line) - level.head < limit):
-            kept = level.line[level.head :]
-            self._load(level)
-            level.line = kept + level.line
-        return self._ready_in_memory()
+        self.lines.read_back(limit)
+        return self.ready_in_memory()
 
-    def _ready_in_memory(self) -> list[Entry]:
+    def ready_in_memory(self) -> list[Entry]:
         found: list[Entry] = []
-        for level in self._order:
+        for level in self.lines.order:
             found.extend(level.entries())
-        parked: list[Entry] = []
-        for heap in self._parked.values():
-            parked.extend(heap.entries())
-        for s in self.roster.all:
-            if s.parked is not None:
-                parked.extend(s.parked.entries())
+        parked = self.parking.entries()
         if parked:
             found.extend(parked)
             if self.ordered:
@@ -1044,146 +708,20 @@ class Queue:
 
     def delayed_entries(self) -> list[Entry]:
         """All delayed entries, the next one due first."""
-        found: list[Entry] = []
-        for item in self._delays.items():
-            entry = cast(Entry, item)
-            if entry.state == DELAYED:
-                found.append(entry)
-        found.sort(key=_by_due)
-        return found
+        return self.timing.delayed()
 
     def waiting_entries(self) -> list[Entry]:
         return self.ready_entries() + self.delayed_entries()
 
+    def expiry_ms(self, entry: Entry) -> int:
+        return self.timing.expiry_of(entry)
+
     def oldest_age_ms(self) -> i64:
         """How long the first ready entry of each line has waited, at most."""
-        oldest: i64 = 0
-        now = self.shard.wall_ms
-        for level in self._order:
-            if level.head >= len(level.line):
-                level.refill()
-            line = level.line
-            i = level.head
-            n: i64 = len(line)
-            while i < n:
-                entry = line[i]
-                if entry is not None and entry.state == READY:
-                    if now - entry.enqueued_ms > oldest:
-                        oldest = now - entry.enqueued_ms
-                    break
-                i += 1
-            if len(level.returned):
-                back = cast(Entry, level.returned.first())
-                if back.state == READY and now - back.enqueued_ms > oldest:
-                    oldest = now - back.enqueued_ms
-        if self._some_parked():
-            for parked in self.ready_entries():
-                if now - parked.enqueued_ms > oldest:
-                    oldest = now - parked.enqueued_ms
+        oldest = self.lines.oldest_age_ms()
+        if self.parking.any():
+            now = self.shard.wall_ms
+            for entry in self.ready_entries():
+                if now - entry.enqueued_ms > oldest:
+                    oldest = now - entry.enqueued_ms
         return oldest
-
-    # Time
-
-    def _expiry_of(self, entry: Entry) -> i64:
-        """When the entry's time is up (wall), 0 for never."""
-        at = entry.message.expires_ms
-        if self.ttl_ms:
-            by_queue = entry.enqueued_ms + self.ttl_ms
-            if at == 0 or by_queue < at:
-                at = by_queue
-        return at
-
-    def expiry_ms(self, entry: Entry) -> int:
-        return self._expiry_of(entry)
-
-    def _index_expiry(self, entry: Entry) -> None:
-        at = self._expiry_of(entry)
-        self._expiries.push(at, entry)
-        if at < self.wall_due_ms:
-            self._arm_wall(at)
-
-    def _reindex_expiries(self) -> None:
-        """Build the expiry index anew, from what still waits (leased entries are indexed when they return)."""
-        self._expiries.clear()
-        for entry in self.waiting_entries():
-            if self._expiry_of(entry):
-                self._index_expiry(entry)
-
-    def _reindex_delays(self) -> None:
-        """Let go of entries that left before their delay was over."""
-        delayed = self.delayed_entries()
-        self._delays.clear()
-        for entry in delayed:
-            self._delays.push(entry.due_ms, entry)
-
-    def _reindex_lapses(self) -> None:
-        items = self._lapses.items()
-        self._lapses.clear()
-        seen: set[int] = set()
-        for item in items:
-            lease = cast(Lease, item)
-            if lease.live and lease.entry.seq not in seen:
-                seen.add(lease.entry.seq)
-                self._lapses.push(lease.due_ms, lease)
-
-    def _arm_wall(self, at: i64) -> None:
-        self.wall_due_ms = at
-        self.shard.arm_wall(at, self)
-
-    def _arm_mono(self, at: i64) -> None:
-        self.mono_due_ms = at
-        self.shard.arm_mono(at, self)
-
-    def tick_wall(self) -> None:
-        """Do all that the wall clock makes due: end delays, expire what waits."""
-        self.wall_due_ms = NEVER
-        now = self.shard.wall_ms
-        delays = self._delays
-        while delays.first_key() <= now:
-            entry = cast(Entry, delays.pop())
-            if entry.state == DELAYED:
-                self.delayed -= 1
-                self._line_up(entry)
-        expiries = self._expiries
-        while expiries.first_key() <= now:
-            entry = cast(Entry, expiries.pop())
-            if entry.state == LEASED or entry.state == GONE:
-                continue
-            if self._expiry_of(entry) <= now:
-                self._drop_waiting(entry, "expired")
-        due = delays.first_key()
-        if expiries.first_key() < due:
-            due = expiries.first_key()
-        if due != NEVER:
-            self._arm_wall(due)
-        self.pump()
-
-    def tick_mono(self) -> None:
-        """Do all that the monotonic clock makes due: lapse leases, delete the queue when it was unused long enough."""
-        self.mono_due_ms = NEVER
-        now = self.shard.mono_ms
-        lapses = self._lapses
-        while lapses.first_key() <= now:
-            lease = cast(Lease, lapses.pop())
-            if lease.live and lease.due_ms <= now:
-                holder = lease.holder
-                lasted = now - lease.delivered_ms
-                entry = self._end(lease)
-                self.lapsed += 1
-                self._retry(entry, 0, f"ack timeout after {lasted} ms")
-                if holder is not None:
-                    holder.lapsed(lease)
-        if self.expires_ms and not self.roster.all:
-            idle_until = self.unused_since_ms + self.expires_ms
-            if idle_until <= now:
-                self.tenant.delete(self, "expired")
-                return
-            self._arm_mono(idle_until)
-        due = lapses.first_key()
-        if due < self.mono_due_ms:
-            self._arm_mono(due)
-        self.pump()
-
-
-def _by_due(entry: Entry) -> tuple[int, int]:
-    return (entry.due_ms, entry.seq)

@@ -165,14 +165,14 @@ class Shard:
         while index.first_key() <= self.wall_ms:
             key = index.first_key()
             queue = cast(Queue, index.pop())
-            if queue.wall_due_ms == key and not queue.deleted:
-                queue.tick_wall()
+            if queue.timing.wall_due_ms == key and not queue.deleted:
+                queue.timing.tick_wall()
         index = self.mono_index
         while index.first_key() <= self.mono_ms:
             key = index.first_key()
             queue = cast(Queue, index.pop())
-            if queue.mono_due_ms == key and not queue.deleted:
-                queue.tick_mono()
+            if queue.timing.mono_due_ms == key and not queue.deleted:
+                queue.timing.tick_mono()
         self.flush()
 
     def arm_wall(self, at: i64, queue: Queue) -> None:
@@ -182,8 +182,8 @@ class Shard:
             queues = self._armed_queues(self.wall_index)
             self.wall_index.clear()
             for armed in queues:
-                if armed.wall_due_ms != NEVER:
-                    self.wall_index.push(armed.wall_due_ms, armed)
+                if armed.timing.wall_due_ms != NEVER:
+                    self.wall_index.push(armed.timing.wall_due_ms, armed)
 
     def arm_mono(self, at: i64, queue: Queue) -> None:
         """Have a queue ticked when the monotonic clock reaches `at`."""
@@ -192,8 +192,8 @@ class Shard:
             queues = self._armed_queues(self.mono_index)
             self.mono_index.clear()
             for armed in queues:
-                if armed.mono_due_ms != NEVER:
-                    self.mono_index.push(armed.mono_due_ms, armed)
+                if armed.timing.mono_due_ms != NEVER:
+                    self.mono_index.push(armed.timing.mono_due_ms, armed)
 
     def _armed_queues(self, index: Heap) -> list[Queue]:
         """The queues of an index, each once, without those that are gone."""

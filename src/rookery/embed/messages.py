@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import msgspec
 
 from rookery import model, properties
+from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import TIME_MAX_MS
-from rookery.core.queue import GROUP_HEADER
 from rookery.core.transactions import Publish
 from rookery.errors import EmptyBody, InvalidArgument, InvalidType, MessageExpired, NilMessage
 from rookery.properties import Properties

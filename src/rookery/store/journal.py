@@ -559,7 +559,7 @@ class _Retiring:
                 entry = queue.find(reader.seq)
                 if entry is not None and entry.message.segment == here:
                     placements.append((queue, entry))
-                elif entry is None and queue.paged_place(reader.seq) == here << PLACE_BITS | offset:
+                elif entry is None and queue.lines.place_of(reader.seq) == here << PLACE_BITS | offset:
                     journal.log.move_paged(queue, reader.seq, reader.raw())
             if placements:
                 journal.log.move(placements)
@@ -589,8 +589,8 @@ class _Retiring:
 
     def _note_paged_return(self, queue: Queue, seq: int) -> None:
         w = BytesWriter()
-        meta = queue.paged_meta(seq)
-        segment = queue.paged_place(seq) >> PLACE_BITS
+        meta = queue.lines.meta_of(seq)
+        segment = queue.lines.place_of(seq) >> PLACE_BITS
         records.write_back(w, queue.number, seq, segment, 0, (meta & 0xFFFFFFFF) >> 1, meta & 1)
         self.journal.log.note_raw(w.getvalue())
 
@@ -605,7 +605,7 @@ class _Retiring:
             return False
         entry = queue.find(reader.seq)
         if entry is None:
-            last = queue.paged_place(reader.seq) != 0
+            last = queue.lines.place_of(reader.seq) != 0
         else:
             attempts = int(entry.attempts) - int(reader.attempts)
             last = entry.message.segment != 0 and (attempts == 0 or (attempts == 1 and entry.state == LEASED))

@@ -295,8 +295,8 @@ class Recovery:
             again = flags & REDELIVERED != 0
             self._shard.log.add_live(segment, 1)
             self.messages += 1
-            if reader.plain and due <= self._shard.wall_ms and queue.stays_paged(reader.seq):
-                queue.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
+            if reader.plain and due <= self._shard.wall_ms and queue.lines.stays_paged(reader.seq):
+                queue.lines.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
                 continue
             if message is None:
                 message = records.read_message(reader.raw(), self._routes)
