@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import rookery
+
 
 class ServerProcess:
     """`rookery serve` on free ports; `amqp` and `http` say where."""
@@ -31,6 +33,7 @@ class ServerProcess:
             "0",
         ]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+        environ["PYTHONPATH"] = str(Path(rookery.__file__).parents[1])
         self.process = subprocess.Popen(
             [*command, *flags], cwd=folder, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

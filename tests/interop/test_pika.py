@@ -1,8 +1,7 @@
-"""pika and aio-pika against a real server process."""
+"""pika's blocking connection against a real server process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import pika
 import pika.exceptions
 import pytest
@@ -23,14 +21,6 @@ from rookery.server import attach_thread
 from tests.interop.server import ServerProcess, serving
 
 PATIENCE_SEC = 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(tmp_path_factory.mktemp("server")) as running:
-        yield running
-        assert running.stop() == 0
-        assert [line for line in running.log if line["event"] == "connection_failed"] == []
 
 
 Connect = Callable[..., Any]
@@ -258,27 +248,6 @@ def test_refused_connections(
 ) -> None:
     with pytest.raises(error):
         connect(credentials=pika.PlainCredentials(*credentials), virtual_host=vhost)
-
-
-async def test_aio_pika(server: ServerProcess) -> None:
-    connection = await aio_pika.connect_robust(f"amqp://guest:guest@127.0.0.1:{server.amqp}/")
-    async with connection:
-        channel = await connection.channel(publisher_confirms=True)
-        await channel.set_qos(prefetch_count=10)
-        exchange = await channel.declare_exchange("news", aio_pika.ExchangeType.FANOUT, auto_delete=True)
-        queue = await channel.declare_queue(exclusive=True)
-        await queue.bind(exchange)
-        await asyncio.gather(*(exchange.publish(aio_pika.Message(b"%d" % n), "") for n in range(50)))
-        seen = []
-        async with queue.iterator(timeout=PATIENCE_SEC) as messages:
-            async for message in messages:
-                async with message.process():
-                    seen.append(message.body)
-                if len(seen) == 50:
-                    break
-        assert sorted(seen, key=int) == [b"%d" % n for n in range(50)]
-        with pytest.raises(aio_pika.exceptions.ChannelPreconditionFailed):
-            await channel.declare_queue(queue.name, exclusive=True, passive=False, durable=True)
 
 
 def test_many_connections_and_channels(connect: Connect) -> None:

@@ -858,6 +858,21 @@ def test_global_prefetch_is_shared_by_the_channel_and_by_its_queues(peer: Peer) 
     assert [each.body for each in deliveries(received)] == [b"b"]
 
 
+def test_py_amqp_shares_its_prefetch_and_changes_it_while_it_consumes(broker: Broker) -> None:
+    peer = Peer(broker)
+    login = table(product="py-amqp") + short_string("PLAIN") + long_string(b"\x00guest\x00guest")
+    peer.send(PROTOCOL + method(0, 10, 11, login + short_string("en_US")) + tune_ok() + open_vhost())
+    peer.received()
+    peer.channel()
+    peer.declare("q")
+    peer.send(publish(1, "", "q") * 5)
+    peer.qos(2)
+    assert [each.tag for each in deliveries(peer.consume("q", "a"))] == [1, 2]
+    assert deliveries(peer.consume("q", "b")) == []
+    received = peer.ask(method(1, 60, 10, long(0) + short(4) + octet(0)))
+    assert [each.tag for each in deliveries(received)] == [3, 4]
+
+
 def test_global_prefetch_set_after_consuming_counts_what_is_out(peer: Peer) -> None:
     peer.declare("q")
     peer.send(publish(1, "", "q") * 2)

@@ -139,6 +139,7 @@ class AmqpConnection(Peer):
         self.tenant: Tenant | None = None
         self.cancel_notify = False
         self.tells_refusal = False
+        self.shared_prefetch = False
         self.channels: dict[int, Channel] = {}
         self.channels_max: i64 = face.channels_max
         self.payload_max: i64 = FRAME_FIRST_BYTES - FRAME_OVERHEAD

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 DEFAULT_VHOST: Final = "/"
 DEFAULT_TENANT: Final = "default"
 MECHANISMS: Final = b"PLAIN AMQPLAIN"
+SHARES_PREFETCH: Final = "py-amqp"
+"""The library under kombu and Celery. With a broker that does not call itself RabbitMQ it relies on the specification's
+basic.qos: without `global`, one limit for the whole channel, which Celery raises and lowers while it consumes."""
 
 
 def put_start(connection: AmqpConnection) -> None:
@@ -52,6 +55,7 @@ def start_ok(connection: AmqpConnection, arguments: Arguments) -> None:
     if isinstance(capabilities, dict):
         connection.cancel_notify = capabilities.get("consumer_cancel_notify") is True
         connection.tells_refusal = capabilities.get("authentication_failure_close") is True
+    connection.shared_prefetch = client.get("product") == SHARES_PREFETCH
     connection.mechanism = mechanism
     if mechanism == "PLAIN":
         parts = response.split(b"\x00")

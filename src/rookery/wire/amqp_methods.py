@@ -505,13 +505,16 @@ def _put_counted(channel: Channel, method: i32, count: i64) -> None:
 
 
 def _qos(channel: Channel, arguments: Arguments) -> None:
-    """As in RabbitMQ: without `global` for each consumer to come, with it for all consumers of the channel together."""
+    """As in RabbitMQ: without `global` for each consumer to come, with it for all consumers of the channel together.
+
+    A peer with `shared_prefetch` always means the latter.
+    """
     size = arguments.long()
     count = arguments.short()
     together = arguments.octet() & 1
     if size:
         raise Fault(540, f"prefetch_size!=0 ({size})")
-    if together:
+    if together or channel.connection.shared_prefetch:
         _share(channel, count)
     else:
         channel.prefetch = count
