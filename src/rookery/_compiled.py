@@ -22,6 +22,7 @@ HOT_MODULES: Final = (
     "rookery.core.parking",
     "rookery.core.lines",
     "rookery.core.timing",
+    "rookery.core.stream",
     "rookery.core.queue",
     "rookery.core.consumers",
     "rookery.core.topology",

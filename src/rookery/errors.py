@@ -99,6 +99,36 @@ class ExchangeNotFound(NotFound):
     code = "exchange_not_found"
 
 
+class StreamNotFound(NotFound):
+    """No such stream."""
+
+    code = "stream_not_found"
+
+
+class GroupNotFound(NotFound):
+    """No such consumer group."""
+
+    code = "group_not_found"
+
+
+class GroupFenced(RookeryError):
+    """The member's share of the group has changed, or the member is not one any more."""
+
+    code = "group_fenced"
+    http = 409
+    amqp = 406
+    mqtt = 0x8E
+
+
+class OffsetOutOfRange(RookeryError):
+    """The records asked for are not kept any more, or are not there yet."""
+
+    code = "offset_out_of_range"
+    http = 416
+    amqp = 406
+    mqtt = 0x90
+
+
 class TenantNotFound(NotFound):
     """No such tenant."""
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.core import definitions
+from rookery.core import definitions, streams
 from rookery.core.access import Access
 from rookery.core.policy import Policy
 from rookery.core.queue import Queue
@@ -46,6 +46,7 @@ def furnish(tenant: Tenant) -> None:
     tenant.declare_queue("tmp.x", {"auto_delete": True}, "amqp")
     exchange = tenant.declare_exchange("orders", "topic", False, True, True, "amq.fanout", {"note": b"\xff"})[0]
     tenant.bind("orders", jobs, "eu.#")
+    tenant.bind("orders", streams.declare(tenant, "history", {"partitions": 3, "max_age_ms": 5})[0], "#")
     tenant.bind("amq.headers", exchange, "", {"x-match": "any", "at": Timestamp(5), "n": 1})
     tenant.bind("amq.headers", jobs, "", {"$bytes": 5})
 
@@ -87,6 +88,7 @@ def test_a_document_says_all_of_it(world: World) -> None:
             {"name": "jobs", "face": "http", "settings": {"length_max": 10, "backoff_jitter": 0.5}},
             {"name": "tmp.x", "face": "amqp", "settings": {"auto_delete": True}},
         ],
+        "streams": [{"name": "history", "settings": {"partitions": 3, "max_age_ms": 5}}],
         "bindings": [
             {
                 "source": "amq.headers",
@@ -103,6 +105,7 @@ def test_a_document_says_all_of_it(world: World) -> None:
                 "arguments": {"$bytes": 5},
             },
             {"source": "orders", "target": "jobs", "target_kind": "queue", "key": "eu.#", "arguments": {}},
+            {"source": "orders", "target": "history", "target_kind": "stream", "key": "#", "arguments": {}},
         ],
     }
 
@@ -115,9 +118,9 @@ def test_what_is_loaded_works_as_what_was_exported(world: World) -> None:
     tenant = shard.tenant("acme")
     queue = tenant.queue("jobs")
     assert (queue.max_attempts, queue.settings.length_max, tenant.queue("tmp.x").ttl_ms) == (9, 10, 1_000)
-    assert shard.publish(tenant, "orders", "eu.x", b"\0\0", b"1")[1] == 1
+    assert shard.publish(tenant, "orders", "eu.x", b"\0\0", b"1")[1] == 2  # the queue and the stream
     assert waiting(queue) == [b"1"]
-    assert tenant.bindings == 3
+    assert tenant.bindings == 4
     assert not tenant.bind("amq.headers", tenant.exchange("orders"), "", {"x-match": "any", "at": Timestamp(5), "n": 1})
 
 

@@ -404,6 +404,7 @@ def test_limits_have_names_and_defaults() -> None:
     assert Limits().as_dict() == {
         "queues_max": 100_000,
         "exchanges_max": 10_000,
+        "streams_max": 10_000,
         "bindings_max": 1_000_000,
         "subscriptions_max": 100_000,
         "queue_subscriptions_max": 0,

@@ -20,6 +20,7 @@ from rookery.model import DEAD, Death, Message, Route
 if TYPE_CHECKING:
     from rookery.core.entries import Entry
     from rookery.core.queue import Queue
+    from rookery.core.stream import Stream
     from rookery.core.topology import Tenant
 
 DEPTH_MAX: Final[i64] = 64
@@ -32,6 +33,7 @@ DECLARED_ONLY: Final = ("expired", "maxlen")
 def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: str, detail: str) -> bool:
     """Put a dead message into the queue's dead-letter target; False when it arrived nowhere."""
     settings = queue.settings
+    streams: list[Stream] = []
     if tenant.death_depth >= DEPTH_MAX or (reason in DECLARED_ONLY and not settings.dead_letter_declared):
         return False
     if settings.dead_letter_exchange is not None:
@@ -42,6 +44,7 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
         key = message.route.key if settings.dead_letter_key is None else settings.dead_letter_key
         try:
             targets = list(tenant.queues_for(tenant.way(exchange, key), message.props))
+            streams = tenant.streams_met
         except InvalidArgument:
             targets = []
         name = exchange.name
@@ -56,7 +59,9 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
     else:
         return False
     letter = _letter(tenant, queue, message, attempts, reason, detail, name, key)
-    arrived = False
+    arrived = bool(streams)
+    for stream in streams:
+        stream.append(letter)
     tenant.death_depth += 1
     for target in targets:
         if not _goes_round(letter, target.name) and target.accept(letter, False):

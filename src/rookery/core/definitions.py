@@ -19,17 +19,19 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rookery.core import streams
 from rookery.core.access import Access
 from rookery.core.policy import Policy
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
-from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant
+from rookery.core.stream import Stream
+from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant, kind_of
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.properties import Timestamp
 
 VERSION: Final = 1
 
-_COUNTED: Final = ("queues_max", "exchanges_max", "bindings_max")
+_COUNTED: Final = ("queues_max", "exchanges_max", "streams_max", "bindings_max")
 
 
 class _Exchange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -48,10 +50,15 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     settings: dict[str, Any] = {}
 
 
+class _Stream(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    settings: dict[str, Any] = {}
+
+
 class _Binding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: str
     target: str
-    target_kind: Literal["queue", "exchange"] = "queue"
+    target_kind: Literal["queue", "stream", "exchange"] = "queue"
     key: str = ""
     arguments: dict[str, Any] = {}
 
@@ -70,6 +77,7 @@ class _Tenant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     policies: list[_Policy] = []
     exchanges: list[_Exchange] = []
     queues: list[_Queue] = []
+    streams: list[_Stream] = []
     bindings: list[_Binding] = []
 
 
@@ -136,6 +144,7 @@ def _describe(tenant: Tenant, exclusive: bool) -> dict[str, Any]:
             for queue in queues
             if exclusive or queue.owner is None
         ],
+        "streams": [{"name": name, "settings": dict(tenant.streams[name].said)} for name in sorted(tenant.streams)],
         "bindings": [row for exchange in exchanges for row in _bindings(exchange, exclusive)],
     }
 
@@ -143,14 +152,14 @@ def _describe(tenant: Tenant, exclusive: bool) -> dict[str, Any]:
 def _bindings(exchange: Exchange, exclusive: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for key, arguments, target in exchange.matcher.bindings():
-        assert isinstance(target, Queue | Exchange)
+        assert isinstance(target, Queue | Stream | Exchange)
         if isinstance(target, Queue) and target.owner is not None and not exclusive:
             continue
         rows.append(
             {
                 "source": exchange.name,
                 "target": target.name,
-                "target_kind": "queue" if isinstance(target, Queue) else "exchange",
+                "target_kind": kind_of(target),
                 "key": key,
                 "arguments": plain_table(arguments or {}),
             }
@@ -195,6 +204,7 @@ def _declare(tenant: Tenant, wanted: _Tenant) -> None:
     _refuse_repeats("policies", (policy.name for policy in wanted.policies))
     _refuse_repeats("exchanges", (exchange.name for exchange in wanted.exchanges))
     _refuse_repeats("queues", (queue.name for queue in wanted.queues))
+    _refuse_repeats("streams", (stream.name for stream in wanted.streams))
     for face, defaults in wanted.face_defaults.items():
         if tenant.face_defaults.get(face) != defaults:
             tenant.set_face_defaults(face, defaults)
@@ -215,9 +225,18 @@ def _declare(tenant: Tenant, wanted: _Tenant) -> None:
         )
     for queue in wanted.queues:
         tenant.declare_queue(queue.name, queue.settings, queue.face, exact=True)
+    for stream in wanted.streams:
+        streams.declare(tenant, stream.name, stream.settings)
     for binding in wanted.bindings:
-        target = tenant.queue if binding.target_kind == "queue" else tenant.exchange
-        tenant.bind(binding.source, target(binding.target), binding.key, table_of(binding.arguments))
+        target = target_of(tenant, binding.target_kind, binding.target)
+        tenant.bind(binding.source, target, binding.key, table_of(binding.arguments))
+
+
+def target_of(tenant: Tenant, kind: str, name: str) -> Queue | Stream | Exchange:
+    """What a binding leads to."""
+    if kind == "queue":
+        return tenant.queue(name)
+    return tenant.stream(name) if kind == "stream" else tenant.exchange(name)
 
 
 def _refuse_repeats(part: str, names: Iterable[str]) -> None:

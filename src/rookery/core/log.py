@@ -11,6 +11,7 @@ declaration waits for that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
@@ -24,11 +25,24 @@ from rookery.store import records
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue
+    from rookery.core.stream import Partition
 
 IDS_BLOCK: Final[i64] = 1 << 20
 
 REDELIVERED: Final[i64] = 1
 """A flag of a placement."""
+
+
+@final
+class Shown:
+    """What a partition may show once a batch is durable; called then."""
+
+    def __init__(self, partition: Partition, upto: i64) -> None:
+        self._partition = partition
+        self._upto: i64 = upto
+
+    def __call__(self) -> None:
+        self._partition.show(self._upto)
 
 
 @final
@@ -62,6 +76,12 @@ class Log:
         self._back_queues: list[Queue] = []
         self._backs: list[Entry] = []
         self._exits = BytesWriter()
+        self._partitions: list[Partition] = []
+        self._appended: list[Message] = []
+        self._offsets: vec[i64] = vec[i64]()
+        self._stamps: vec[i64] = vec[i64]()
+        self._moved_records: list[tuple[Partition, int, bytes]] = []
+        self._awaited: list[tuple[int, Callable[[], None]]] = []
         self._first_segment: i64 = 1
         self._live: vec[i64] = vec[i64]()
 
@@ -73,6 +93,37 @@ class Log:
         self._entries.append(entry)
         self.bytes += len(entry.message.body) + 100
         self.wants_sync = True
+
+    def append(self, partition: Partition, message: Message, offset: i64, stamp: i64) -> None:
+        """A message was appended to a stream."""
+        self._partitions.append(partition)
+        self._appended.append(message)
+        self._offsets = append(self._offsets, offset)
+        self._stamps = append(self._stamps, stamp)
+        self.bytes += len(message.body) + 100
+        self.wants_sync = True
+
+    def move_record(self, partition: Partition, offset: i64, record: bytes) -> None:
+        """A record of a stream is to be written again, because its segment retires."""
+        self._moved_records.append((partition, int(offset), record))
+
+    def when_durable(self, action: Callable[[], None]) -> None:
+        """Do this once everything that happened so far is durable: at once where nothing is written down."""
+        batch = self.horizon()
+        if not self.active or batch <= self.durable:
+            action()
+        else:
+            self._awaited.append((int(batch), action))
+
+    def settle(self) -> None:
+        """The journal has answered: do what waited for it."""
+        due = 0
+        while due < len(self._awaited) and self._awaited[due][0] <= self.durable:
+            due += 1
+        actions = self._awaited[:due]
+        del self._awaited[:due]
+        for _, action in actions:
+            action()
 
     def back(self, queue: Queue, entry: Entry) -> None:
         """A written placement came back from a lease."""
@@ -187,9 +238,9 @@ class Log:
     # Taking
 
     def pending(self) -> bool:
-        if self._entries or len(self._exits) > 0 or self._definitions or self._changes:
+        if self._entries or self._appended or len(self._exits) > 0 or self._definitions or self._changes:
             return True
-        return bool(self._backs or self._moved or self._moved_paged)
+        return bool(self._moved_records or self._backs or self._moved or self._moved_paged)
 
     def horizon(self) -> i64:
         """The number of the batch after which everything that happened so far is durable."""
@@ -208,6 +259,10 @@ class Log:
             w.write(record)
         self._definitions = []
         self._write_entries(w, segment)
+        if self._appended:
+            self._write_appended(w, segment)
+        if self._moved_records:
+            self._write_moved_records(w, segment)
         if self._moved:
             for placements in self._moved:
                 self._write_moved(w, placements, segment)
@@ -273,6 +328,54 @@ class Log:
         if n:
             self._queues = []
             self._entries = []
+
+    def _write_appended(self, w: BytesWriter, segment: i64) -> None:
+        partitions = self._partitions
+        n: i64 = len(partitions)
+        live: i64 = 0
+        grown: dict[Partition, int] = {}
+        last: Partition | None = None
+        i: i64 = 0
+        while i < n:
+            partition = partitions[i]
+            if not partition.stream.deleted:
+                if partition is not last:
+                    grown[partition] = 0
+                    last = partition
+                message = self._appended[i]
+                partition.placed(self._base + len(w))
+                self._write_record(w, partition.number, self._offsets[i], self._stamps[i], message)
+                live += 1
+            i += 1
+        self.add_live(segment, live)
+        self.puts += live
+        for partition in grown:
+            self._awaited.append((int(self.batch), Shown(partition, partition.last_written())))
+        self._partitions = []
+        self._appended = []
+        self._offsets = vec[i64]()
+        self._stamps = vec[i64]()
+
+    def _write_record(self, w: BytesWriter, number: i64, offset: i64, stamp: i64, message: Message) -> None:
+        if self.compress_min and len(message.body) >= self.compress_min:
+            small = records.compress(message.body)
+            if len(small) < len(message.body):
+                records.write_record(w, number, offset, stamp, message, small, True)
+                return
+        records.write_record(w, number, offset, stamp, message, message.body, False)
+
+    def _write_moved_records(self, w: BytesWriter, segment: i64) -> None:
+        moved = self._moved_records
+        self._moved_records = []
+        for partition, offset, record in moved:
+            if offset < partition.tail or partition.stream.deleted:
+                continue
+            place = self._base + len(w)
+            self.died(partition.place(offset) >> PLACE_BITS)
+            records.write_record_again(w, record, partition.number, offset, partition.stamp(offset))
+            partition.move(offset, place)
+            self.add_live(segment, 1)
+            self.puts += 1
 
     def _write_moved(self, w: BytesWriter, placements: list[tuple[Queue, Entry]], segment: i64) -> None:
         live = [(queue, entry) for queue, entry in placements if entry.state != GONE]

@@ -38,6 +38,26 @@ class Pager:
 
 
 @final
+class MemoryPager(Pager):
+    """Keeps records in memory: where there is no journal, streams are kept so."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, bytes] = {}
+        self._last: i64 = 0
+
+    def record(self, place: i64) -> bytes:
+        return self._records[place & ~SPILLED]
+
+    def spill(self, record: bytes) -> i64:
+        self._last += 1
+        self._records[self._last] = record
+        return self._last
+
+    def forget(self, place: i64) -> None:
+        del self._records[place & ~SPILLED]
+
+
+@final
 class Page:
     """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered."""
 

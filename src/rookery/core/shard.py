@@ -14,13 +14,15 @@ from typing import Final, cast, final
 from mypy_extensions import i32, i64
 
 from rookery._bytes import BytesWriter
+from rookery.core import retention, streams
 from rookery.core.consumers import Mailbox
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.index import Heap
 from rookery.core.log import Log
-from rookery.core.paging import PLACE_BITS, SPILLED, Pager
+from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
 from rookery.core.queue import REFUSED, Queue
+from rookery.core.stream import Partition
 from rookery.core.topology import Tenant, Way, check_name
 from rookery.core.transactions import Transactions
 from rookery.errors import (
@@ -61,6 +63,9 @@ class Shard:
         self.queue_numbers: i64 = 0
         self.queue_count: i64 = 0
         self.numbered: dict[int, Queue] = {}
+        self.partitions: dict[int, Partition] = {}
+        self.stirred: list[Partition] = []
+        self.streams_due_ms: i64 = NEVER
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
         self.page_bytes: i64 = NEVER
         self.pager: Pager | None = None
@@ -116,6 +121,35 @@ class Shard:
         else:
             self.log.died(place >> PLACE_BITS)
 
+    # Records of streams
+
+    def keep_record(self, record: bytes, size: i64) -> i64:
+        """Keep a record of a stream where there is no journal; its place."""
+        pager = self.pager
+        if pager is None:
+            pager = MemoryPager()
+            self.pager = pager
+        self.memory_bytes += size
+        return pager.spill(record) | SPILLED
+
+    def read_record(self, place: i64) -> bytes:
+        pager = self.pager
+        assert pager is not None
+        return pager.record(place)
+
+    def drop_record(self, place: i64) -> None:
+        """A record of a stream is sealed, or not kept any more."""
+        if place & SPILLED:
+            pager = self.pager
+            assert pager is not None
+            pager.forget(place)
+        else:
+            self.log.died(place >> PLACE_BITS)
+
+    def message_of(self, record: bytes) -> Message:
+        """The message of a stream's record."""
+        return records.read_message(record, self._routes)
+
     # Tenants
 
     def tenant(self, name: str) -> Tenant:
@@ -145,6 +179,8 @@ class Shard:
             self.log.change("forget", name, {"scope": "", "upto": int(self.last_id)})
         for queue in list(tenant.queues.values()):
             tenant.delete(queue, "deleted")
+        for stream in list(tenant.streams):
+            streams.delete(tenant, stream)
         self.transactions.forget_tenant(tenant)
         del self.tenants[name]
         self.log.change("drop-tenant", name, {})
@@ -159,6 +195,9 @@ class Shard:
         if self.wall_index.first_key() <= wall_ms or self.mono_index.first_key() <= self.mono_ms:
             self._tick()
         self.transactions.tick()
+        if self.mono_ms >= self.streams_due_ms:
+            self.streams_due_ms = retention.tick(self)
+            self.flush()
 
     def _tick(self) -> None:
         index = self.wall_index
@@ -212,6 +251,11 @@ class Shard:
             for queue in dirty:
                 if not queue.deleted:
                     queue.pump()
+        if self.stirred:
+            stirred = self.stirred
+            self.stirred = []
+            for partition in stirred:
+                partition.tell()
 
     def next_due_ms(self) -> i64:
         """Milliseconds until something becomes due, NEVER when nothing will."""
@@ -222,6 +266,8 @@ class Shard:
         mono = self.mono_index.first_key()
         if self.transactions.next_due_ms < mono:
             mono = self.transactions.next_due_ms
+        if self.streams_due_ms < mono:
+            mono = self.streams_due_ms
         if mono != NEVER and mono - self.mono_ms < wait:
             wait = mono - self.mono_ms
         return max(0, wait)
@@ -238,25 +284,33 @@ class Shard:
         if tenant.memory_bytes + size > tenant.memory_bytes_max or self.memory_bytes + size > self.memory_bytes_max:
             tenant.refused += 1
             raise MemoryLimitExceeded
-        if self.log.refusing and flags & PERSISTENT:
+        if self.log.refusing and (flags & PERSISTENT or way.streams):
             tenant.refused += 1
             self.log.check()
         self.last_id += 1
         return Message(way.route, props, body, self.last_id, priority, expires_ms, flags)
 
     def post(self, tenant: Tenant, way: Way, message: Message, due_ms: i64) -> i64:
-        """Offer a message to every queue of its way: how many there are, or REFUSED when one of them refused it."""
+        """Offer a message to every queue and stream of its way: how many there are, or REFUSED when one of them refused
+        it.
+        """
         queues = way.queues
+        logs = way.streams
         if way.by_headers:
             queues = tenant.queues_for(way, message.props)
+            logs = tenant.streams_met
         exchange = way.exchange
         exchange.published += 1
         exchange.bytes += len(message.body)
         tenant.published += 1
-        if not queues:
+        result: i64 = 0
+        if logs:
+            for stream in logs:
+                stream.append(message)
+                result += 1
+        elif not queues:
             exchange.unroutable += 1
             return 0
-        result: i64 = 0
         for queue in queues:
             if queue.offer(message, due_ms) == REFUSED:
                 result = REFUSED

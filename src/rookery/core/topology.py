@@ -17,6 +17,7 @@ from rookery.core.dedup import WINDOW_MS, Dedup, scope_of
 from rookery.core.policy import FACES, Policy, check_settings, effective
 from rookery.core.queue import Queue
 from rookery.core.routing import HashMatcher, Matcher, matcher
+from rookery.core.stream import Stream
 from rookery.errors import (
     AlreadyExists,
     Conflict,
@@ -30,6 +31,7 @@ from rookery.errors import (
     NotEmpty,
     NotFound,
     QueueNotFound,
+    StreamNotFound,
 )
 from rookery.model import NEVER, Message, Route
 from rookery.store.records import MARK
@@ -88,10 +90,19 @@ class Way:
     `by_headers` says that headers may change it, so that each message is routed by itself.
     """
 
-    def __init__(self, exchange: Exchange, route: Route, queues: list[Queue], version: i64, by_headers: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        route: Route,
+        queues: list[Queue],
+        streams: list[Stream],
+        version: i64,
+        by_headers: bool,
+    ) -> None:
         self.exchange = exchange
         self.route = route
         self.queues = queues
+        self.streams = streams
         self.version: i64 = version
         self.by_headers = by_headers
 
@@ -137,6 +148,7 @@ class Exchange:
 LIMITS: Final = (
     "queues_max",
     "exchanges_max",
+    "streams_max",
     "bindings_max",
     "subscriptions_max",
     "queue_subscriptions_max",
@@ -156,6 +168,7 @@ class Limits:
     def __init__(self) -> None:
         self.queues_max = 100_000
         self.exchanges_max = 10_000
+        self.streams_max = 10_000
         self.bindings_max = 1_000_000
         self.subscriptions_max = 100_000
         self.queue_subscriptions_max = 0
@@ -183,6 +196,13 @@ class Limits:
             setattr(self, name, value)
 
 
+def kind_of(target: object) -> str:
+    """What a binding calls its target."""
+    if isinstance(target, Queue):
+        return "queue"
+    return "stream" if isinstance(target, Stream) else "exchange"
+
+
 @final
 class Tenant:
     """An isolation domain: nothing in one tenant has a name in another."""
@@ -192,6 +212,9 @@ class Tenant:
         self.shard = shard
         self.version: i64 = 1
         self.queues: dict[str, Queue] = {}
+        self.streams: dict[str, Stream] = {}
+        # the streams that the last way looked for leads to
+        self.streams_met: list[Stream] = []
         self.exchanges: dict[str, Exchange] = {}
         self.policies: dict[str, Policy] = {}
         self.said: dict[str, dict[str, object]] = {}
@@ -262,6 +285,8 @@ class Tenant:
         said = check_settings(settings)
         queue = self.queues.get(name)
         if queue is None:
+            if name in self.streams:
+                raise Conflict(f"{name!r} is a stream", argument="queue")
             return self._new_queue(name, said, face, owner), True
         if create:
             raise AlreadyExists(f"queue {name!r} already exists", argument="queue")
@@ -374,7 +399,7 @@ class Tenant:
         del self.said[queue.name]
         del self.faces[queue.name]
         self._forget_keys("queue:" + queue.name)
-        self._unbind_target(queue)
+        self.unbind_target(queue)
         self.version += 1
         if queue.number:
             self.shard.numbered.pop(queue.number, None)
@@ -386,6 +411,14 @@ class Tenant:
             if subscription.shared is not None and subscription in subscription.shared.members:
                 subscription.shared.members.remove(subscription)
             subscription.cancelled(reason)
+
+    # Streams
+
+    def stream(self, name: str) -> Stream:
+        stream = self.streams.get(name)
+        if stream is None:
+            raise StreamNotFound(f"no stream {name!r} in tenant {self.name!r}", argument="stream")
+        return stream
 
     # Exchanges
 
@@ -445,7 +478,7 @@ class Tenant:
         self.bindings -= exchange.matcher.count
         del self.exchanges[name]
         self._forget_keys("exchange:" + name)
-        self._unbind_target(exchange)
+        self.unbind_target(exchange)
         self.version += 1
         if exchange.durable:
             self.shard.log.change("drop-exchange", self.name, {"name": name})
@@ -453,7 +486,7 @@ class Tenant:
     # Bindings
 
     def bind(
-        self, source: str, target: Queue | Exchange, key: str, arguments: Mapping[str, object] | None = None
+        self, source: str, target: Queue | Stream | Exchange, key: str, arguments: Mapping[str, object] | None = None
     ) -> bool:
         """Let `source` route to `target`; False when this binding was there already."""
         exchange = self.exchange(source)
@@ -473,7 +506,7 @@ class Tenant:
         return True
 
     def unbind(
-        self, source: str, target: Queue | Exchange, key: str, arguments: Mapping[str, object] | None = None
+        self, source: str, target: Queue | Stream | Exchange, key: str, arguments: Mapping[str, object] | None = None
     ) -> bool:
         """Take a binding away; False when there was none."""
         exchange = self.exchange(source)
@@ -489,23 +522,26 @@ class Tenant:
         self,
         operation: str,
         source: Exchange,
-        target: Queue | Exchange,
+        target: Queue | Stream | Exchange,
         key: str,
         arguments: Mapping[str, object] | None,
     ) -> None:
         """A binding is as durable as what it connects."""
-        lasts = target.number != 0 if isinstance(target, Queue) else target.durable
+        if isinstance(target, Queue):
+            lasts = target.number != 0
+        else:
+            lasts = isinstance(target, Stream) or target.durable
         if lasts and source.durable:
             details: dict[str, object] = {
                 "source": source.name,
                 "target": target.name,
-                "target_kind": "queue" if isinstance(target, Queue) else "exchange",
+                "target_kind": kind_of(target),
                 "key": key,
                 "arguments": dict(arguments) if arguments else {},
             }
             self.shard.log.change(operation, self.name, details)
 
-    def _unbind_target(self, target: object) -> None:
+    def unbind_target(self, target: object) -> None:
         for exchange in list(self.exchanges.values()):
             if exchange.matcher.count:
                 removed = exchange.matcher.remove_target(target)
@@ -530,14 +566,15 @@ class Tenant:
         self._met_headers = False
         queues = self._reach(exchange, key, properties.EMPTY)
         route = Route(exchange.name, key) if way is None else way.route
-        found = Way(exchange, route, queues, self.version, self._met_headers)
+        found = Way(exchange, route, queues, self.streams_met, self.version, self._met_headers)
         exchange.ways[key] = found
         return found
 
     def queues_for(self, way: Way, props: bytes) -> list[Queue]:
-        """The queues that a message with these properties reaches by this way."""
+        """The queues that a message with these properties reaches by this way; `streams_met` has the streams."""
         if way.by_headers:
             return self._reach(way.exchange, way.route.key, props)
+        self.streams_met = way.streams
         return way.queues
 
     def _reach(self, exchange: Exchange, key: str, props: bytes) -> list[Queue]:
@@ -545,10 +582,10 @@ class Tenant:
         circles.
         """
         found: list[Queue] = []
+        streams: list[Stream] = []
+        self.streams_met = streams
         if exchange is self.default:
-            queue = self.queues.get(key)
-            if queue is not None:
-                found.append(queue)
+            self._named(key, found, streams)
             return found
         taken: set[int] = set()
         seen: set[int] = set()
@@ -560,7 +597,7 @@ class Tenant:
             seen.add(id(here))
             if here is self.default:
                 targets: list[object] = []
-                named = self.queues.get(key)
+                named: object = self.queues.get(key) or self.streams.get(key)
                 if named is not None:
                     targets.append(named)
             else:
@@ -580,7 +617,19 @@ class Tenant:
                         found.append(target)
                 elif isinstance(target, Exchange):
                     todo.append(target)
+                elif isinstance(target, Stream) and target not in streams:
+                    streams.append(target)
         return found
+
+    def _named(self, key: str, queues: list[Queue], streams: list[Stream]) -> None:
+        """Where the default exchange leads to."""
+        queue = self.queues.get(key)
+        if queue is not None:
+            queues.append(queue)
+        elif self.streams:
+            stream = self.streams.get(key)
+            if stream is not None:
+                streams.append(stream)
 
     def _forget_keys(self, scope: str) -> None:
         """What had these dedup keys is gone; a later one of the same name starts afresh, also after a restart."""

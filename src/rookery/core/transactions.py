@@ -237,9 +237,10 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
         memory += size + MESSAGE_OVERHEAD_BYTES
         way = tenant.way(tenant.exchange(operation.exchange), operation.key)
         queues = tenant.queues_for(way, operation.props)
-        if operation.mandatory and not queues:
+        streams = tenant.streams_met
+        if operation.mandatory and not queues and not streams:
             raise Unroutable(f"no queue for key {operation.key!r} of exchange {operation.exchange!r}", argument="key")
-        if operation.dedup_key and queues:
+        if operation.dedup_key and (queues or streams):
             # a key whose message reaches nobody is not remembered
             repeats.add(mark)
         for queue in queues:
@@ -284,13 +285,16 @@ def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
     exchange.bytes += len(message.body)
     tenant.published += 1
     queues = tenant.queues_for(way, p.props)
-    if not queues:
+    streams = tenant.streams_met
+    if not queues and not streams:
         exchange.unroutable += 1
+    for stream in streams:
+        stream.append(message)
     for queue in list(queues):
         if queue.settings.overflow.startswith("reject"):
             queue.admit(message, p.due_ms)
         else:
             queue.offer(message, p.due_ms)
-    if p.dedup_key and queues:
+    if p.dedup_key and (queues or streams):
         tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
     return message.id

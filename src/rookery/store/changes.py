@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.core import definitions
+from rookery.core import definitions, streams
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
+from rookery.core.groups import group_of
 from rookery.core.policy import Policy
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
+from rookery.core.stream import Partition, SealedFile, Stream
 from rookery.core.topology import Exchange, Tenant
 
+STREAMS = frozenset(
+    {"stream", "alter-stream", "drop-stream", "trim", "sealed", "commit-group", "reset-group", "drop-group"}
+)
 ACCESS = frozenset({"key", "drop-key", "user", "drop-user", "drop-access", "access"})
 
 
@@ -37,10 +42,9 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
         exchanges = {name for name, exchange in tenant.exchanges.items() if exchange.durable}
         row["queues"] = [queue for queue in row["queues"] if queue["name"] in lasting]
         row["exchanges"] = [exchange for exchange in row["exchanges"] if exchange["durable"]]
+        of_kind = {"queue": lasting, "exchange": exchanges, "stream": set(tenant.streams)}
         row["bindings"] = [
-            b
-            for b in row["bindings"]
-            if b["source"] in exchanges and b["target"] in (lasting if b["target_kind"] == "queue" else exchanges)
+            b for b in row["bindings"] if b["source"] in exchanges and b["target"] in of_kind[b["target_kind"]]
         ]
     numbers = [
         [tenant.name, queue.name, int(queue.number), int(queue.seq)]
@@ -51,10 +55,46 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
     return {
         "definitions": whole,
         "numbers": numbers,
+        "streams": [_stream_state(s) for tenant in shard.tenants.values() for s in tenant.streams.values()],
         "queue_numbers": int(shard.queue_numbers),
         "last_id": int(shard.last_id),
         "secret": shard.ids.secret.hex(),
     }
+
+
+def _stream_state(stream: Stream) -> dict[str, Any]:
+    return {
+        "tenant": stream.tenant.name,
+        "name": stream.name,
+        "groups": [group.as_dict() for group in stream.groups.values()],
+        "partitions": [
+            {
+                "number": int(partition.number),
+                "first": int(partition.first),
+                "tail": int(partition.tail),
+                "end": int(partition.last_written()),
+                "last_ms": int(partition.last_ms),
+                "files": [file.as_dict() for file in partition.files],
+            }
+            for partition in stream.partitions
+        ],
+    }
+
+
+def _restore_streams(shard: Shard, rows: list[dict[str, Any]]) -> None:
+    # loading gave the partitions numbers of its own, which may be those of others
+    shard.partitions.clear()
+    for row in rows:
+        stream = shard.tenants[row["tenant"]].streams[row["name"]]
+        for partition, known in zip(stream.partitions, row["partitions"], strict=True):
+            partition.number = known["number"]
+            shard.partitions[known["number"]] = partition
+            partition.files = [SealedFile(file) for file in known["files"]]
+            partition.begin_at(known["first"], known["tail"], known["end"], known["last_ms"])
+        for saved in row["groups"]:
+            group = group_of(stream, saved["name"])
+            group.put(dict(enumerate(saved["offsets"])))
+            group.used_ms = saved["used_ms"]
 
 
 def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> None:
@@ -75,6 +115,7 @@ def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> No
         place = shard.tenants[tenant].queues[queue]
         shard.number_queue(place, number)
         place.seq = max(int(place.seq), seq)
+    _restore_streams(shard, document.get("streams", []))
     shard.queue_numbers = max(int(shard.queue_numbers), document["queue_numbers"])
     shard.last_id = max(int(shard.last_id), document["last_id"])
     shard.ids.renew(bytes.fromhex(document["secret"]))
@@ -102,6 +143,8 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
         tenant.set_face_defaults(row["face"], row["defaults"])
     elif operation == "policy":
         tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"]))
+    elif operation in STREAMS:
+        _replay_stream(shard, tenant, row)
     elif operation == "drop-policy":
         if row["name"] in tenant.policies:
             tenant.delete_policy(row["name"])
@@ -138,7 +181,52 @@ def _replay_topology(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
             change(row["source"], target, row["key"], definitions.table_of(row["arguments"]))
 
 
-def _target(tenant: Tenant, row: dict[str, Any]) -> Queue | Exchange | None:
+def _replay_stream(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
+    operation = row["op"]
+    if operation == "stream":
+        if row["name"] not in tenant.streams:
+            streams.make(tenant, row["name"], row["settings"], row["numbers"])
+    elif operation == "alter-stream":
+        if row["name"] in tenant.streams:
+            streams.alter(tenant, row["name"], row["settings"])
+    elif operation == "drop-stream":
+        old = tenant.streams.get(row["name"])
+        if old is not None and old.partitions[0].number == row["number"]:
+            streams.delete(tenant, old.name)
+    elif operation in ("trim", "sealed"):
+        partition = shard.partitions.get(row["partition"])
+        if partition is not None:
+            _replay_files(partition, row)
+    else:
+        stream = tenant.streams.get(row["stream"])
+        if stream is None:
+            return
+        if operation == "drop-group":
+            stream.groups.pop(row["group"], None)
+        else:
+            group = group_of(stream, row["group"])
+            group.put(dict(row["offsets"]))
+            group.used_ms = row["used_ms"]
+
+
+def _replay_files(partition: Partition, row: dict[str, Any]) -> None:
+    """Records were sealed or let go of: the tail begins later."""
+    gone = set(row["files"])
+    partition.files = [file for file in partition.files if file.path not in gone]
+    first, tail = int(partition.first), int(partition.tail)
+    if row["op"] == "trim":
+        first = row["first"]
+        tail = max(tail, first) if not partition.files else tail
+    else:
+        partition.files.append(SealedFile(row["file"]))
+        partition.files.sort(key=lambda file: int(file.first))
+        tail = max(tail, row["file"]["last"] + 1)
+    partition.begin_at(first, tail, max(int(partition.end), tail), int(partition.last_ms))
+
+
+def _target(tenant: Tenant, row: dict[str, Any]) -> Queue | Stream | Exchange | None:
     if row["target_kind"] == "queue":
         return tenant.queues.get(row["target"])
+    if row["target_kind"] == "stream":
+        return tenant.streams.get(row["target"])
     return tenant.exchanges.get(row["target"])

@@ -26,7 +26,7 @@ from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, S
 from rookery.store import changes, records
 from rookery.store.medium import Medium
 from rookery.store.pager import JournalPager
-from rookery.store.records import BACK, DEFINE, EXIT, MARK, PUT, STATE
+from rookery.store.records import BACK, DEFINE, EXIT, MARK, PUT, RECORD, STATE
 from rookery.store.recovery import READ_BYTES, Recovery, Window
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -332,6 +332,7 @@ class Journal:
         log = self.log
         log.written = number
         log.durable = number
+        log.settle()
         if not sync and self.sync == "interval" and self._unsynced_since_ms is None:
             self._unsynced_since_ms = int(self.shard.mono_ms)
         if self._retiring is not None:
@@ -563,6 +564,10 @@ class _Retiring:
                     journal.log.move_paged(queue, reader.seq, reader.raw())
             if placements:
                 journal.log.move(placements)
+        elif kind == RECORD:
+            partition = journal.shard.partitions.get(int(reader.queue))
+            if partition is not None and partition.holds(reader.seq, here << PLACE_BITS | offset):
+                journal.log.move_record(partition, reader.seq, reader.raw())
         elif kind == EXIT:
             if reader.segment != here and journal.has_segment(int(reader.segment)):
                 journal.log.note_raw(reader.raw())

@@ -13,6 +13,7 @@ skip what it does not want. Numbers are big-endian.
     STATE    all definitions and counters, as JSON: replaces every DEFINE before it
     IDS      message numbers up to this one may be in use
     RETIRED  a segment is no longer needed
+    RECORD   a message at an offset of a stream's partition, with the time at which it was appended
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ MARK: Final[i64] = 5
 STATE: Final[i64] = 6
 IDS: Final[i64] = 7
 RETIRED: Final[i64] = 8
+RECORD: Final[i64] = 9
+
+_PUT_HEAD: Final[i64] = 5
+_RECORD_HEAD: Final[i64] = 25
+"""Where the message begins in a PUT and in a RECORD."""
 
 _PRIORITY: Final[i64] = 1
 _EXPIRES: Final[i64] = 2
@@ -134,6 +140,35 @@ def begin_put(w: BytesWriter, message: Message, body: bytes, compressed: bool, p
     w.append(u8(PUT))
     at: i64 = len(w)
     write_i32_be(w, 0)
+    _write_message(w, message, body, compressed)
+    write_i32_be(w, i32(placements))
+    return at
+
+
+def write_record(
+    w: BytesWriter, partition: i64, offset: i64, stamp: i64, message: Message, body: bytes, compressed: bool
+) -> None:
+    """Write a RECORD."""
+    w.append(u8(RECORD))
+    at: i64 = len(w)
+    write_i32_be(w, 0)
+    write_i32_be(w, i32(partition))
+    write_i64_be(w, offset)
+    write_i64_be(w, stamp)
+    _write_message(w, message, body, compressed)
+    _patch_length(w, at)
+
+
+def write_record_again(w: BytesWriter, record: bytes, partition: i64, offset: i64, stamp: i64) -> None:
+    """Write a RECORD once more, with its message as it stands and another head."""
+    w.write(record[:5])
+    write_i32_be(w, i32(partition))
+    write_i64_be(w, offset)
+    write_i64_be(w, stamp)
+    w.write(record[_RECORD_HEAD:])
+
+
+def _write_message(w: BytesWriter, message: Message, body: bytes, compressed: bool) -> None:
     route = message.route
     options: i64 = 0
     if message.priority:
@@ -163,8 +198,6 @@ def begin_put(w: BytesWriter, message: Message, body: bytes, compressed: bool, p
     w.write(body)
     if compressed:
         write_i32_be(w, i32(len(message.body)))
-    write_i32_be(w, i32(placements))
-    return at
 
 
 def place(w: BytesWriter, queue: i64, seq: i64, enqueued_ms: i64, due_ms: i64, attempts: i64, flags: i64) -> None:
@@ -286,7 +319,7 @@ class Reader:
         self.kind: i64 = 0
         self.start: i64 = 0
         self.stop: i64 = 0
-        # placements, exits and backs
+        # placements, exits and backs; of a record, its partition, offset and time
         self.queue: i64 = 0
         self.seq: i64 = 0
         self.segment: i64 = 0
@@ -317,8 +350,16 @@ class Reader:
             self.stop = pos + EXIT_BYTES
         elif kind == PUT:
             self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
-            self.number = read_i64_be(data, pos + 5)
-            self._skip_to_placements(pos)
+            self.number = read_i64_be(data, pos + _PUT_HEAD)
+            self._skip_message(pos + _PUT_HEAD)
+            self.placements = i64(read_i32_be(data, self._at))
+            self._at += 4
+        elif kind == RECORD:
+            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+            self.queue = i64(read_i32_be(data, pos + 5))
+            self.seq = read_i64_be(data, pos + 9)
+            self.enqueued_ms = read_i64_be(data, pos + 17)
+            self.number = read_i64_be(data, pos + _RECORD_HEAD)
         elif kind == BACK:
             self.queue = i64(read_i32_be(data, pos + 1))
             self.seq = read_i64_be(data, pos + 5)
@@ -342,10 +383,11 @@ class Reader:
         self._pos = self.stop
         return True
 
-    def _skip_to_placements(self, pos: i64) -> None:
+    def _skip_message(self, pos: i64) -> None:
+        """Go past the message that begins here."""
         data = self._data
-        options: i64 = i64(data[pos + 14])
-        at = pos + 15
+        options: i64 = i64(data[pos + 9])
+        at = pos + 10
         if options & _PRIORITY:
             at += 8
         if options & _EXPIRES:
@@ -361,8 +403,7 @@ class Reader:
             self.body_bytes = i64(read_i32_be(data, at))
             at += 4
         self.plain = options & (_PRIORITY | _EXPIRES | _HISTORY) == 0
-        self.placements = i64(read_i32_be(data, at))
-        self._at = at + 4
+        self._at = at
 
     def placement(self) -> None:
         """Read the next placement of a PUT into the attributes."""
@@ -386,10 +427,11 @@ class Reader:
 
 
 def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
-    """The message of a PUT record; routes that many messages share are found in `routes`."""
-    flags: i32 = i32(record[13])
-    options: i64 = i64(record[14])
-    at: i64 = 15
+    """The message of a PUT or a RECORD; routes that many messages share are found in `routes`."""
+    head: i64 = _PUT_HEAD if i64(record[0]) == PUT else _RECORD_HEAD
+    flags: i32 = i32(record[head + 8])
+    options: i64 = i64(record[head + 9])
+    at: i64 = head + 10
     priority: i64 = 0
     expires_ms: i64 = 0
     if options & _PRIORITY:
@@ -428,7 +470,7 @@ def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
     body = record[at + 4 : at + 4 + size]
     if options & _COMPRESSED:
         body = zlib.decompress(body)
-    return Message(route, props, body, read_i64_be(record, 5), priority, expires_ms, flags)
+    return Message(route, props, body, read_i64_be(record, head), priority, expires_ms, flags)
 
 
 def compress(body: bytes) -> bytes:

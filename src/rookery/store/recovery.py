@@ -17,10 +17,11 @@ from rookery._bytes import append, vec
 from rookery.core.log import REDELIVERED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
+from rookery.core.stream import Partition
 from rookery.errors import StoreDamaged
 from rookery.model import Message, Route
 from rookery.store import records
-from rookery.store.records import BACK, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.records import BACK, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 
 CHUNK: Final[i64] = 4096
 READ_BYTES: Final[i64] = 4 << 20
@@ -34,6 +35,13 @@ class Places:
         self._chunks: dict[int, vec[i64]] = {}
         self.last_seq: i64 = 0
         self.backs: dict[int, tuple[int, int, int]] = {}
+
+    def first_from(self, seq: i64) -> i64:
+        """The first sequence from here on that has a place; beyond `last_seq` when there is none."""
+        while seq <= self.last_seq and not self.get(seq):
+            number = seq // CHUNK
+            seq = seq + 1 if number in self._chunks else (number + 1) * CHUNK
+        return seq
 
     def set(self, seq: i64, place: i64) -> None:
         number = seq // CHUNK
@@ -57,6 +65,21 @@ class Places:
         if chunk is None:
             return 0
         return chunk[seq - number * CHUNK]
+
+
+@final
+class Tail:
+    """What of one partition stands in the journal."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.stamps = Places()
+        self.sizes = Places()
+
+    def set(self, offset: i64, place: i64, stamp: i64, size: i64) -> None:
+        self.places.set(offset, place)
+        self.stamps.set(offset, stamp)
+        self.sizes.set(offset, size)
 
 
 @final
@@ -99,6 +122,7 @@ class Recovery:
         self.ends: dict[int, int] = {}
         self._expected: list[int] = []
         self._places: dict[int, Places] = {}
+        self._tails: dict[int, Tail] = {}
         self._routes: dict[bytes, Route] = {}
         self.retired: set[int] = set()
         self.marks: dict[int, int] = {}
@@ -174,6 +198,15 @@ class Recovery:
                 self._places_of(reader.queue).set(reader.seq, place)
                 i += 1
             self.placements[segment] = self.placements.get(segment, 0) + int(reader.placements)
+            if reader.number > self._shard.last_id:
+                self._shard.last_id = reader.number
+        elif kind == RECORD:
+            tail = self._tails.get(reader.queue)
+            if tail is None:
+                tail = Tail()
+                self._tails[reader.queue] = tail
+            tail.set(reader.seq, (segment << PLACE_BITS) | offset, reader.enqueued_ms, reader.stop - reader.start)
+            self.placements[segment] = self.placements.get(segment, 0) + 1
             if reader.number > self._shard.last_id:
                 self._shard.last_id = reader.number
         elif kind == EXIT:
@@ -270,6 +303,30 @@ class Recovery:
             if queue is not None and places.last_seq > queue.seq:
                 queue.seq = places.last_seq
         self._places.clear()
+        for number, tail in self._tails.items():
+            partition = self._shard.partitions.get(number)
+            if partition is not None:
+                self._restore_tail(partition, tail)
+        self._tails.clear()
+
+    def _restore_tail(self, partition: Partition, tail: Tail) -> None:
+        """Give a partition the records that are neither sealed nor let go of."""
+        places = tail.places
+        offset = places.first_from(partition.tail)
+        if offset <= places.last_seq:
+            # what the counters say beyond the first of them is said by the records themselves
+            partition.end = partition.tail
+        while offset <= places.last_seq:
+            if offset != partition.end:
+                raise StoreDamaged(
+                    f"partition {partition.index} of stream {partition.stream.name!r} has lost its records "
+                    f"{partition.end} to {offset - 1}"
+                )
+            place = places.get(offset)
+            partition.restore(offset, tail.stamps.get(offset), place, tail.sizes.get(offset))
+            self._shard.log.add_live(place >> PLACE_BITS, 1)
+            self.messages += 1
+            offset = places.first_from(offset + 1)
 
     def _restore(self, reader: Reader, segment: i64, offset: i64) -> None:
         place = (segment << PLACE_BITS) | offset

@@ -1,0 +1,92 @@
+"""Declaring, changing and deleting the streams of a tenant.
+
+Queues and streams share their names, because the default exchange routes to either by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
+from rookery.core.topology import check_name
+from rookery.errors import AlreadyExists, Conflict, InUse, LimitExceeded
+
+if TYPE_CHECKING:
+    from rookery.core.topology import Tenant
+
+
+def declare(tenant: Tenant, name: str, settings: Mapping[str, object], create: bool = False) -> tuple[Stream, bool]:
+    """The stream of that name, made if it was not there (then True); what is said must agree with an existing one."""
+    check_name(name, "stream")
+    said = check_settings(settings)
+    stream = tenant.streams.get(name)
+    if stream is not None:
+        if create:
+            raise AlreadyExists(f"stream {name!r} already exists", argument="stream")
+        for setting, value in said.items():
+            before = getattr(stream.settings, setting)
+            if before != value:
+                raise Conflict(f"stream {name!r} exists with {setting}={before!r}, not {value!r}", argument=setting)
+        return stream, False
+    if name in tenant.queues:
+        raise Conflict(f"{name!r} is a queue", argument="stream")
+    most = tenant.limits.streams_max
+    if most and len(tenant.streams) >= most:
+        raise LimitExceeded(f"tenant {tenant.name!r} has its {most} streams", argument="stream")
+    count = said.get("partitions", 1)
+    assert isinstance(count, int)
+    first = int(tenant.shard.queue_numbers) + 1
+    stream = make(tenant, name, said, list(range(first, first + count)))
+    numbers = [int(partition.number) for partition in stream.partitions]
+    tenant.shard.log.change("stream", tenant.name, {"name": name, "settings": dict(said), "numbers": numbers})
+    return stream, True
+
+
+def make(tenant: Tenant, name: str, said: dict[str, object], numbers: list[int]) -> Stream:
+    """A stream whose partitions have these numbers in the journal, which no queue has."""
+    settings = StreamSettings()
+    for setting, value in said.items():
+        setattr(settings, setting, value)
+    stream = Stream(name, tenant, settings)
+    stream.said = dict(said)
+    shard = tenant.shard
+    for index, number in enumerate(numbers):
+        partition = Partition(stream, index, number)
+        stream.partitions.append(partition)
+        shard.partitions[number] = partition
+        shard.queue_numbers = max(int(shard.queue_numbers), number)
+    tenant.streams[name] = stream
+    shard.streams_due_ms = 0
+    tenant.version += 1
+    return stream
+
+
+def alter(tenant: Tenant, name: str, settings: Mapping[str, object]) -> Stream:
+    """Change what a stream keeps; the number of its partitions stays."""
+    stream = tenant.stream(name)
+    said = check_settings(settings)
+    if said.get("partitions", stream.settings.partitions) != stream.settings.partitions:
+        raise Conflict(f"stream {name!r} has {stream.settings.partitions} partitions for good", argument="partitions")
+    for setting, value in said.items():
+        setattr(stream.settings, setting, value)
+    stream.said.update(said)
+    tenant.shard.log.change("alter-stream", tenant.name, {"name": name, "settings": dict(said)})
+    return stream
+
+
+def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
+    """Delete a stream with all its records; returns how many there were."""
+    stream = tenant.stream(name)
+    if if_unused and any(partition.followers for partition in stream.partitions):
+        raise InUse(f"stream {name!r} in use", argument="stream")
+    count = stream.records()
+    del tenant.streams[name]
+    tenant.unbind_target(stream)
+    tenant.version += 1
+    stream.end("deleted")
+    for partition in stream.partitions:
+        tenant.shard.partitions.pop(int(partition.number), None)
+    number = int(stream.partitions[0].number)
+    tenant.shard.log.change("drop-stream", tenant.name, {"name": name, "number": number})
+    return count
