@@ -31,6 +31,46 @@ Examples:
   API_KEY=… rookery serve --config /etc/rookery.toml
 """
 
+DOCTOR_HELP: Final = """Look at this installation, or at the journal in a data directory.
+
+Without DIR: what this installation is made of, which settings are in force and where each came from. With DIR: whether
+every batch of the journal there is whole, and if not, which file is damaged at which offset; nothing is changed, and a
+broker may be running.
+
+With --repair: make a sound directory of what is left of DIR (or of the data directory of the settings). It takes the
+place of the damaged one, which is kept as DIR.damaged-1, or becomes the directory named by --out. No broker may be
+running on it.
+
+Exit code: 0 all is well, 1 a problem or damage was found, 2 nothing could be done.
+
+Examples:
+
+  rookery doctor
+
+  rookery doctor /var/lib/rookery
+
+  rookery doctor --repair /var/lib/rookery
+
+  rookery doctor --repair --out /mnt/large/repaired --json /var/lib/rookery
+"""
+
+BACKUP_HELP: Final = """Copy the data directory to DIR, also while the broker runs on it.
+
+The copy is the broker as it was at one moment: everything that was confirmed before the command began is in it. It is
+checked, and gets its name when it is complete. DIR must not be there yet, or be empty. To restore a backup is to start
+on it.
+
+Exit code: 0 done, 1 the copy failed or the journal is damaged, 2 nothing could be done.
+
+Examples:
+
+  rookery backup /backup/rookery-today
+
+  rookery backup --data-dir /var/lib/rookery /backup/rookery-today
+
+  rookery serve --data-dir /backup/rookery-today
+"""
+
 app = typer.Typer(
     name="rookery",
     help="A message broker: queues, exchanges and streams, served over AMQP and HTTP.",
@@ -58,24 +98,38 @@ def _root(
     pass
 
 
-def _with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """The command with one flag per setting, each a text that `config` reads; a flag not given is None."""
+def _with_settings(
+    command: Callable[..., None], *own: inspect.Parameter, only: tuple[str, ...] = ()
+) -> Callable[..., None]:
+    """The command with one flag per setting (or `only` some), each a text that `config` reads.
 
-    def run(**flags: str | None) -> None:
+    A flag not given is None. What is the command's `own` is passed on by name.
+    """
+
+    def run(**flags: Any) -> None:
+        mine = {each.name: flags.pop(each.name) for each in own}
         try:
-            command(Settings.load(flags, os.environ, Path.cwd()))
+            settings = Settings.load(flags, os.environ, Path.cwd())
         except InvalidConfig as error:
             print(f"rookery: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
+        command(settings, **mine)
 
     parameters = [
-        inspect.Parameter(setting.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(setting))
-        for setting in SETTINGS
+        *own,
+        *(
+            inspect.Parameter(setting.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(setting))
+            for setting in SETTINGS
+            if not only or setting.field in only
+        ),
     ]
-    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _own(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _flag(setting: Setting) -> Any:
@@ -100,32 +154,79 @@ def _serve(settings: Settings) -> None:
     raise typer.Exit(code)
 
 
-def _doctor(settings: Settings) -> None:
+def _doctor(settings: Settings, directory: Path | None, repair: bool, out: Path | None, as_json: bool) -> None:
+    if out is not None and not repair:
+        print("rookery: --out is where --repair puts what it makes", file=sys.stderr)
+        raise typer.Exit(2)
+    if directory is None and not repair:
+        raise typer.Exit(_installation(settings, as_json))
+    from rookery import upkeep
+
+    place = directory or settings.data_dir
+    raise typer.Exit(upkeep.mend(place, out, as_json=as_json) if repair else upkeep.look(place, as_json=as_json))
+
+
+def _backup(settings: Settings, target: Path, as_json: bool) -> None:
+    from rookery import upkeep
+
+    raise typer.Exit(upkeep.copy(settings.data_dir, target, as_json=as_json))
+
+
+def _installation(settings: Settings, as_json: bool) -> int:
     """Show what this installation is made of, which settings are in force and where each came from."""
     import platform
-    from importlib import metadata
 
     from rookery import __version__, _compiled
 
+    modules, packages, problems = _compiled.report(), _packages(), _problems(settings)
+    rows = settings.describe()
+    if as_json:
+        import json
+
+        made_of = {"version": __version__, "python": platform.python_version(), "compiled": modules}
+        in_force = {row.name: {"value": row.value, "source": row.source} for row in rows}
+        found = {"packages": packages, "settings": in_force, "warnings": settings.warnings, "problems": problems}
+        print(json.dumps({**made_of, **found}))
+        return 1 if problems else 0
     print(f"rookery {__version__}, Python {platform.python_version()} ({platform.system()} {platform.machine()})")
     print("\nHot modules")
-    for module, is_compiled in _compiled.report().items():
+    for module, is_compiled in modules.items():
         print(f"  {module:<32} {'compiled' if is_compiled else 'plain Python: about ten times slower'}")
     print("\nPackages")
-    for name in ("uvloop", "librt", "httptools", "msgspec", "structlog", "typer", "redis", "asyncpg", "pyarrow"):
-        try:
-            print(f"  {name:<32} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            print(f"  {name:<32} not installed")
+    for name, version in packages.items():
+        print(f"  {name:<32} {version or 'not installed'}")
     print("\nSettings")
-    for row in settings.describe():
+    for row in rows:
         print(f"  {row.name:<32} {row.value or '-':<24} {row.source}")
     for warning in settings.warnings:
         print(f"  warning: {warning}")
-    problems = _problems(settings)
     print("\n" + ("\n".join(f"problem: {problem}" for problem in problems) if problems else "No problems found."))
-    if problems:
-        raise typer.Exit(1)
+    return 1 if problems else 0
+
+
+def _packages() -> dict[str, str | None]:
+    """The version of each package that takes part, None for one that is not installed."""
+    from importlib import metadata
+
+    found: dict[str, str | None] = {}
+    names = (
+        "uvloop",
+        "librt",
+        "httptools",
+        "msgspec",
+        "structlog",
+        "typer",
+        "zstandard",
+        "redis",
+        "asyncpg",
+        "pyarrow",
+    )
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -142,8 +243,26 @@ def _problems(settings: Settings) -> list[str]:
     return problems
 
 
+_json = _own("as_json", False, Annotated[bool, typer.Option("--json", help="Print one JSON document.")])
+
 app.command("serve", help=SERVE_HELP)(_with_settings(_serve))
-app.command("doctor")(_with_settings(_doctor))
+app.command("doctor", help=DOCTOR_HELP)(
+    _with_settings(
+        _doctor,
+        _own("directory", None, Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory.")]),
+        _own("repair", False, Annotated[bool, typer.Option("--repair", help="Salvage what is left of a damaged one.")]),
+        _own("out", None, Annotated[Path | None, typer.Option("--out", help="Where to, instead of its place.")]),
+        _json,
+    )
+)
+app.command("backup", help=BACKUP_HELP)(
+    _with_settings(
+        _backup,
+        _own("target", inspect.Parameter.empty, Annotated[Path, typer.Argument(metavar="DIR", help="The copy.")]),
+        _json,
+        only=("config", "data_dir"),
+    )
+)
 
 
 def main() -> None:

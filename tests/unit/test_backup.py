@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from rookery.errors import InvalidArgument, StoreError
-from rookery.store.backup import Backup, backup
+from rookery.errors import InvalidArgument, StoreDamaged, StoreError
+from rookery.store import segments
+from rookery.store.backup import backup
 from rookery.store.repair import inspect
-from tests.contract.faulty import Fault, FaultyMedium
-from tests.contract.journal_world import SITES, FileSite, MemorySite, Site, World, picture
+from rookery.store.segments import Segments
+from tests.contract.journal_world import FileSite, World, batches, picture
 
 
-@pytest.fixture(params=list(SITES.values()), ids=list(SITES))
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    made: Site = request.param(tmp_path / "site")
-    made.where.mkdir()
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[FileSite]:
+    made = FileSite(tmp_path)
     yield made
     made.stop()
 
@@ -36,7 +36,7 @@ def listed(world: World) -> list[int]:
     return [number for number, _ in world.medium.segments()]
 
 
-def filled(site: Site, **options: Any) -> World:
+def filled(site: FileSite, **options: Any) -> World:
     world = site.start(segment_bytes=2_000, **options)
     world.queue()
     for n in range(60):
@@ -45,166 +45,224 @@ def filled(site: Site, **options: Any) -> World:
     return world
 
 
-def test_a_backup_has_everything_and_the_broker_goes_on(site: Site, tmp_path: Path) -> None:
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_backup_has_everything_and_the_broker_goes_on(site: FileSite, tmp_path: Path) -> None:
     world = filled(site)
     world.publish_once("k", b"once")
     world.ack(5)
     world.write()
     before = picture(world)
     seen: list[tuple[int, int]] = []
-    backup(world.journal, tmp_path / "copy", lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] > 10_000
-    assert inspect(tmp_path / "copy").sound
-    copied = start_on(tmp_path / "copy")
-    assert before == picture(copied)
-    assert copied.recovery.torn_bytes == 0
-    copied.publish(b"only here")
-    copied.close()
+    copied = backup(site.directory, tmp_path / "copy", lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (2 * copied.bytes, 2 * copied.bytes)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert (copied.source, copied.target) == (str(site.directory), str(tmp_path / "copy"))
+    assert copied.segments == len(world.journal.segments)
+    assert copied.batches == inspect(tmp_path / "copy").batches > 60
+    other = start_on(tmp_path / "copy")
+    assert before == picture(other)
+    assert other.recovery.torn_bytes == 0
+    other.publish(b"only here")
+    other.close()
     world.ack(56)
     world.settle()
     assert world.queue().ready == 0
-    assert len(world.journal.segments) == 1
+    assert len(listed(world)) == 1
 
 
-def test_an_empty_broker_can_be_backed_up(site: Site, tmp_path: Path) -> None:
+def test_a_broker_that_is_stopped_or_has_nothing_can_be_backed_up(site: FileSite, tmp_path: Path) -> None:
     world = site.start()
-    backup(world.journal, tmp_path / "copy")
-    copied = start_on(tmp_path / "copy")
-    assert not copied.shard.tenants
-    copied.close()
-
-
-def test_what_is_in_flight_is_not_in_the_backup(tmp_path: Path) -> None:
-    site = MemorySite(tmp_path)
-    world = filled(site)
-    before = picture(world)
-    assert isinstance(world.medium, FaultyMedium)
-    world.medium.script(Fault.SLOW)
-    world.publish(b"not answered yet")
-    world.turn()
-    assert world.busy
-    backup(world.journal, tmp_path / "copy")
-    copied = start_on(tmp_path / "copy")
-    assert before == picture(copied)
-    copied.close()
+    backup(site.directory, tmp_path / "nothing")
+    assert not start_on(tmp_path / "nothing").shard.tenants
+    world.queue()
+    world.publish(b"x")
+    world.close()
+    (tmp_path / "empty").mkdir()
+    backup(site.directory, tmp_path / "empty")
+    other = start_on(tmp_path / "empty")
+    assert other.bodies() == [b"x"]
+    other.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_backup_while_everything_moves(site: Site, tmp_path: Path, seed: int) -> None:
+def test_a_backup_while_everything_moves(site: FileSite, tmp_path: Path, seed: int) -> None:
     """Between any two slices the broker publishes, settles, rolls and retires; the copy is of one batch's end."""
     chance = random.Random(seed)
     world = filled(site)
     pictures = {world.journal._seq: picture(world)}
-    first = world.journal._seq
-    turns: list[int] = []
-    mine, theirs = threading.Semaphore(0), threading.Semaphore(0)
+    first, retired = world.journal._seq, world.journal.retired
 
     def between(done: int, total: int) -> None:
-        mine.release()
-        assert theirs.acquire(timeout=30)
-
-    copy = Backup(world.journal, tmp_path / "copy", between, slice_bytes=700)
-    thread = threading.Thread(target=copy.run)
-    thread.start()
-    retired = world.journal.retired
-    while thread.is_alive():
-        if not mine.acquire(timeout=0.01):
-            continue
         for _ in range(chance.randrange(1, 8)):
             world.publish(b"y" * chance.randrange(200))
         world.ack(chance.randrange(1, 9))
         world.settle()
-        turns.append(world.journal._seq)
         pictures[world.journal._seq] = picture(world)
-        theirs.release()
-    thread.join()
-    assert len(turns) > 10
+
+    before = descriptors()
+    backup(site.directory, tmp_path / "copy", between, slice_bytes=700)
+    assert len(pictures) > 10
     assert world.journal.retired > retired + 3
-    assert len(listed(world)) > len(world.journal.segments)
-    copy.close()
-    world.settle()
+    # what is not needed any more is deleted, whoever reads it, and nobody keeps it when the copy is done
     assert listed(world) == [segment.number for segment in world.journal.segments]
+    assert abs(descriptors() - before) <= 2
     copied = start_on(tmp_path / "copy")
-    assert first <= copied.recovery.seq <= turns[-1]
-    assert pictures[int(copied.recovery.seq)] == picture(copied)
+    assert copied.recovery.seq == first
+    assert pictures[first] == picture(copied)
     copied.close()
-    before = picture(world)
-    world = site.restart(world, segment_bytes=2_000)
-    assert before == picture(world)
 
 
-def test_a_crash_during_a_backup_is_harmless(site: Site, tmp_path: Path) -> None:
+def test_what_is_being_written_is_not_in_the_copy(site: FileSite, tmp_path: Path) -> None:
+    """A batch of which only a part is there, as a writer leaves it while it works."""
     world = filled(site)
-    copy = Backup(world.journal, tmp_path / "copy")
-    world.ack(40)
-    world.settle()
-    assert len(listed(world)) > len(world.journal.segments)
-    before = picture(world)
-    world = site.restart(world, segment_bytes=2_000)
-    assert before == picture(world)
-    world.settle()
-    assert listed(world) == [segment.number for segment in world.journal.segments]
-    assert not copy.target.exists()
+    last = listed(world)[-1]
+    whole = site.segment(last)
+    ends = [at + int(header.size) for at, header in batches(whole)]
+    site.kill(world)
+    # its last bytes are zeros, as is what follows
+    for cut in range(ends[-2] + 1, len(whole[: ends[-1]].rstrip(b"\0")), 7):
+        path = site.directory / f"{last:08d}.log"
+        path.write_bytes(whole[:cut] + bytes(4_096))
+        copied = backup(site.directory, tmp_path / f"copy-{cut}")
+        report = inspect(tmp_path / f"copy-{cut}")
+        assert (report.sound, report.unfinished, report.batches) == (True, None, copied.batches)
+        assert (tmp_path / f"copy-{cut}" / path.name).stat().st_size == ends[-2]
 
 
-def test_two_backups_at_once(site: Site, tmp_path: Path) -> None:
+def test_a_batch_that_is_written_while_it_is_read(
+    site: FileSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read sees the end of a batch missing and the next batch there; that is no damage."""
     world = filled(site)
-    first = Backup(world.journal, tmp_path / "first")
-    before = picture(world)
-    world.ack(40)
-    world.settle()
-    second = Backup(world.journal, tmp_path / "second")
-    after = picture(world)
-    second.run()
-    second.close()
-    first.run()
-    first.close()
-    first.close()
-    world.settle()
-    assert listed(world) == [segment.number for segment in world.journal.segments]
-    for name, expected in (("first", before), ("second", after)):
-        copied = start_on(tmp_path / name)
-        assert expected == picture(copied)
-        copied.close()
+    world.close()
+    last = site.numbers()[-1]
+    while len(list(batches(site.segment(last)))) < 3:
+        world = site.start(segment_bytes=1 << 20)
+        world.publish(b"more")
+        world.close()
+        last = site.numbers()[-1]
+    whole = site.segment(last)
+    *_, (_, torn), _ = [(at, at + int(header.size)) for at, header in batches(whole)]
+    early = whole[: torn - 60] + bytes(60) + whole[torn:]
+    reads: list[int] = []
+
+    def read(self: Segments, number: int, offset: int, size: int) -> bytes:
+        reads.append(number)
+        return early if reads.count(last) == 1 and number == last else original(self, number, offset, size)
+
+    original = Segments.read
+    monkeypatch.setattr(Segments, "read", read)
+    assert inspect(site.directory).sound
+    assert reads.count(last) == 2
+    # but what stays so is damage
+    monkeypatch.undo()
+    (site.directory / f"{last:08d}.log").write_bytes(early)
+    assert not inspect(site.directory).sound
 
 
-def test_a_target_that_is_there_is_refused_and_nothing_is_held(site: Site, tmp_path: Path) -> None:
+def test_segments_that_come_and_go_while_they_are_opened(site: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     world = filled(site)
-    (tmp_path / "copy").mkdir()
-    with pytest.raises(InvalidArgument):
-        Backup(world.journal, tmp_path / "copy")
-    world.ack(60)
-    world.settle()
-    assert len(listed(world)) == 1
+    gone = listed(world)[0]
+    looks: list[set[int]] = []
+    original = Segments._listed
+
+    def look(self: Segments) -> set[int]:
+        found = original(self)
+        looks.append(found)
+        if len(looks) in (1, 2, 5):
+            # between a look and the opening, between two looks
+            world.ack(12)
+            world.publish(b"new")
+            world.settle()
+            # deletes are done in the order of the calls
+            done = threading.Event()
+            world.medium.sync(lambda _: done.set())
+            assert done.wait(30)
+        return found
+
+    monkeypatch.setattr(Segments, "_listed", look)
+    with Segments(site.directory) as opened:
+        assert opened.numbers() == listed(world)
+        assert gone not in opened.numbers()
+        assert all(opened.read(number, 0, 4) == b"RKB1" for number in opened.numbers())
+    assert len(looks) > 3
 
 
-def test_a_backup_that_fails_leaves_nothing(site: Site, tmp_path: Path) -> None:
+def test_a_damaged_journal_is_not_copied(site: FileSite, tmp_path: Path) -> None:
+    world = filled(site)
+    site.kill(world)
+    path = site.directory / f"{site.numbers()[1]:08d}.log"
+    good = path.read_bytes()
+    path.write_bytes(good[:50] + b"\xff" + good[51:])
+    with pytest.raises(StoreDamaged) as caught:
+        backup(site.directory, tmp_path / "copy")
+    assert (caught.value.file, caught.value.offset) == (str(path), 0)
+    path.write_bytes(good)
+    (site.directory / "epoch").unlink()
+    with pytest.raises(StoreDamaged):
+        backup(site.directory, tmp_path / "copy")
+    assert not list(tmp_path.glob("copy*"))
+
+
+@pytest.mark.parametrize("target", ["shard", "shard/copy", "full", "file"])
+def test_a_target_that_cannot_be_used_is_refused(site: FileSite, tmp_path: Path, target: str) -> None:
+    world = filled(site)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidArgument) as caught:
+        backup(site.directory, tmp_path / target)
+    assert caught.value.argument == "target"
+    assert sorted(tmp_path.rglob("*")) == before
+    world.close()
+
+
+@pytest.mark.parametrize("source", ["nowhere", "full"])
+def test_what_is_no_data_directory_is_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    with pytest.raises(InvalidArgument) as caught:
+        backup(tmp_path / source, tmp_path / "copy")
+    assert caught.value.argument == "source"
+
+
+def test_a_backup_that_fails_leaves_nothing(site: FileSite, tmp_path: Path) -> None:
     world = filled(site)
     (tmp_path / "a file").write_text("")
-    copy = Backup(world.journal, tmp_path / "a file" / "copy")
     with pytest.raises(StoreError):
-        copy.run()
-    copy.close()
+        backup(site.directory, tmp_path / "a file" / "copy")
 
     def interrupted(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    copy = Backup(world.journal, tmp_path / "copy", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        copy.run()
-    copy.close()
+        backup(site.directory, tmp_path / "copy", interrupted)
     assert not list(tmp_path.glob("copy*"))
-    backup(world.journal, tmp_path / "copy")
+    # what a killed attempt left is in nobody's way
+    (tmp_path / "copy.partial").mkdir()
+    (tmp_path / "copy.partial" / "00000001.log").write_bytes(b"half")
+    backup(site.directory, tmp_path / "copy")
     assert inspect(tmp_path / "copy").sound
-
-
-def test_a_broker_that_closes_during_a_backup(site: Site, tmp_path: Path) -> None:
-    world = filled(site)
-    copy = Backup(world.journal, tmp_path / "copy")
-    world.ack(40)
     world.close()
-    with pytest.raises(StoreError):
-        copy.run()
-    copy.close()
-    world = site.start(segment_bytes=2_000)
-    assert world.queue().ready == 20
+
+
+def test_more_segments_than_a_process_may_have_open(site: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    world = filled(site)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(segments, "SPARE_FILES", 2_000)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_000, hard))
+        with Segments(site.directory) as opened:
+            assert opened.numbers() == listed(world)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 2_000 + len(listed(world))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if hard != resource.RLIM_INFINITY:
+        monkeypatch.setattr(segments, "SPARE_FILES", hard)
+        with pytest.raises(StoreError, match="ulimit"):
+            Segments(site.directory)

@@ -326,7 +326,7 @@ def test_message_numbers_are_not_used_again(place: Place, tmp_path: Path) -> Non
     world.close()
 
 
-@pytest.mark.parametrize("text", [None, "", "x\n"])
+@pytest.mark.parametrize("text", [None, "", "x\n", "0\n"])
 def test_a_broken_epoch(place: Place, tmp_path: Path, text: str | None) -> None:
     if text is None:
         (place.directory / "epoch").unlink()
@@ -354,6 +354,13 @@ def test_in_place_the_damaged_directory_is_kept(place: Place) -> None:
             k: v for k, v in damaged.items() if k != "lock"
         }
         assert inspect(place.directory).sound
+    # what is sound is left as it is
+    before = files(place.directory)
+    report = repair(place.directory)
+    assert (report.sound, report.out, report.kept) == (True, None, None)
+    assert {k: v for k, v in files(place.directory).items() if k != "lock"} == {
+        k: v for k, v in before.items() if k != "lock"
+    }
     world = place.start()
     assert len(content(world)) == 11
     world.close()

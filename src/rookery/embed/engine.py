@@ -22,7 +22,7 @@ from typing import Any, Final, Self, cast
 from rookery.clock import Clock, ManualClock
 from rookery.core.access import Access
 from rookery.core.shard import Shard
-from rookery.errors import InvalidType, NotInitialized, RecoveredPanic
+from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, StoreDamaged
 from rookery.model import NEVER
 from rookery.store.file import FileMedium
 from rookery.store.journal import FREE_BYTES_MIN, Journal
@@ -126,6 +126,10 @@ class _Engine:
         )
         try:
             journal.open()
+        except StoreDamaged as error:
+            medium.close()
+            hint = f"run `rookery doctor --repair {directory}` to salvage what is left"
+            raise StoreDamaged(f"{error}; {hint}", file=error.file, offset=error.offset) from error
         except BaseException:
             medium.close()
             raise

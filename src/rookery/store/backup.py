@@ -1,14 +1,8 @@
-"""A copy of a running broker's journal, which is a data directory: to restore it is to start on it.
+"""A copy of a data directory, whose broker may be running; to restore it is to start on it.
 
-The copy is of one moment: all segments as they are when it begins, the last one up to the last batch that was answered.
-What was written does not change, and the journal keeps it (`Journal.hold`) until the copy is done; so the copying needs
-nothing from the owner, and may take as long as it likes in a thread of its own while the broker goes on.
-
-    copy = Backup(journal, target)      # in the owner's thread
-    try:
-        …run(copy.run)                  # in any other
-    finally:
-        copy.close()                    # in the owner's thread
+The copy is of one moment: every segment that is there then (`Segments`), the last one up to the end of its last whole
+batch, so all that was answered before the copy began is in it. The broker takes no part and does not notice. What was
+copied is checked like any journal before it gets its name.
 """
 
 from __future__ import annotations
@@ -16,99 +10,154 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rookery.errors import InvalidArgument, StoreError
+from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.store import disk
-from rookery.store.journal import Journal
+from rookery.store.repair import inspect
+from rookery.store.segments import Segments, check_is_journal
 
 SLICE_BYTES: Final = 1 << 20
 
 Progress = Callable[[int, int], None]
-"""Called after each slice, in the thread that copies, with the bytes copied so far and how many there are in all."""
+"""Called after each slice with the bytes worked through so far, and how many there are in all."""
 
 
-class Backup:
-    """One copy. Until `run` has returned there is no directory of the target's name, only `<target>.partial`."""
+@dataclass(frozen=True)
+class Copied:
+    """What is in a copy."""
+
+    source: str
+    target: str
+    segments: int
+    batches: int
+    bytes: int
+
+
+def backup(
+    source: str | Path, target: str | Path, progress: Progress | None = None, *, slice_bytes: int = SLICE_BYTES
+) -> Copied:
+    """Copy a data directory to `target`, which must not be there yet, or be empty.
+
+    Until the copy is complete, checked and synced, it is called `<target>.partial`; on an error nothing is left.
+    """
+    old, new = Path(source).absolute(), Path(target).absolute()
+    _check_places(old, new)
+    partial = new.with_name(new.name + ".partial")
+    try:
+        with Segments(old) as segments:
+            return _Copy(segments, partial, new, progress, slice_bytes).run()
+    except OSError as error:
+        raise StoreError(f"the backup {new} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_places(old: Path, new: Path) -> None:
+    check_is_journal(old, "source")
+    if new == old or new.resolve().is_relative_to(old.resolve()):
+        raise InvalidArgument(f"{new} lies in the data directory itself", argument="target")
+    if new.is_dir() and any(new.iterdir()):
+        raise InvalidArgument(f"{new} is not empty", argument="target")
+    if new.exists() and not new.is_dir():
+        raise InvalidArgument(f"{new} is there already, and no directory", argument="target")
+
+
+class _Copy:
+    """One copy under way."""
 
     def __init__(
-        self,
-        journal: Journal,
-        target: str | Path,
-        progress: Progress | None = None,
-        *,
-        slice_bytes: int = SLICE_BYTES,
+        self, segments: Segments, partial: Path, target: Path, progress: Progress | None, slice_bytes: int
     ) -> None:
-        self.target = Path(target).absolute()
-        if self.target.exists():
-            raise InvalidArgument(f"{self.target} is there already", argument="target")
-        self._partial = self.target.with_name(self.target.name + ".partial")
-        self._journal = journal
+        self._segments = segments
+        self._partial = partial
+        self._target = target
         self._progress = progress
         self._slice_bytes = slice_bytes
-        self._epoch = int(journal.shard.epoch)
-        self._segments = journal.hold()
-        self._open = True
-        self.bytes_total = sum(size for _, size in self._segments)
-        self.bytes_done = 0
+        numbers = segments.numbers()
+        self._sizes = {number: segments.size(number) for number in numbers}
+        self._last = b""
+        if numbers:
+            data, end = segments.last()
+            # without what is laid out in advance; what else follows is unfinished, or damage: that the check will tell
+            self._last = data[: max(end, len(data.rstrip(b"\0")))]
+            self._sizes[numbers[-1]] = len(self._last)
+        # once to copy them, once to check them
+        self._total = 2 * sum(self._sizes.values())
+        self._done = 0
 
-    def run(self) -> None:
-        """Copy, and sync the copy. Blocks; call it in a thread of its own. On an error nothing is left behind."""
-        try:
-            self._copy()
-        except OSError as error:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            raise StoreError(f"the backup {self.target} cannot be written: {error}") from error
-        except BaseException:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            raise
-
-    def close(self) -> None:
-        """Let the journal delete again what it does not need. Call it in the owner's thread, after `run`."""
-        if self._open:
-            self._open = False
-            self._journal.release()
-
-    def _copy(self) -> None:
+    def run(self) -> Copied:
         # what an earlier attempt left
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(mode=0o700, parents=True)
-        for number, size in self._segments:
-            self._copy_segment(number, size)
-        disk.write_text(self._partial / "epoch", f"{self._epoch}\n", sync=True)
+        for number, size in self._sizes.items():
+            if size:
+                self._copy_segment(number, size)
+        # read last: no batch above is of a later epoch
+        self._copy_epoch()
         _sync_directory(self._partial)
-        self._partial.rename(self.target)
-        _sync_directory(self.target.parent)
+        batches = self._checked()
+        self._partial.rename(self._target)
+        _sync_directory(self._target.parent)
+        source = str(self._segments.directory)
+        copied = sum(1 for size in self._sizes.values() if size)
+        return Copied(source, str(self._target), copied, batches, self._total // 2)
 
     def _copy_segment(self, number: int, size: int) -> None:
         fd = disk.open_file(self._partial / f"{number:08d}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             offset = 0
             while offset < size:
-                data = self._journal.medium.read(number, offset, min(self._slice_bytes, size - offset))
+                data = self._read(number, offset, min(self._slice_bytes, size - offset))
                 if not data:
-                    raise StoreError(f"{self._journal.medium.name(number)} ends at {offset}, not at {size}")
+                    # zeros that were laid out in advance are cut off when a segment is full
+                    self._advance(size - offset)
+                    break
                 rest = memoryview(data)
                 while rest:
                     written = disk.write_at(fd, rest, offset)
                     offset += written
                     rest = rest[written:]
-                self.bytes_done += len(data)
-                if self._progress is not None:
-                    self._progress(self.bytes_done, self.bytes_total)
+                self._advance(len(data))
             disk.sync_data(fd)
         finally:
             os.close(fd)
 
+    def _read(self, number: int, offset: int, size: int) -> bytes:
+        if number == self._segments.numbers()[-1]:
+            return self._last[offset : offset + size]
+        return self._segments.read(number, offset, size)
 
-def backup(journal: Journal, target: str | Path, progress: Progress | None = None) -> None:
-    """Copy in one go, for an owner who can wait."""
-    copy = Backup(journal, target, progress)
-    try:
-        copy.run()
-    finally:
-        copy.close()
+    def _copy_epoch(self) -> None:
+        path = self._segments.directory / "epoch"
+        try:
+            text = disk.read_text(path)
+            int(text)
+        except (OSError, ValueError):
+            raise StoreDamaged(f"{path} holds no number", file=str(path)) from None
+        disk.write_text(self._partial / "epoch", text, sync=True)
+
+    def _checked(self) -> int:
+        """How many batches there are; damage is named as it is in the source, where it comes from."""
+        copied = self._done
+        report = inspect(self._partial, lambda done, _: self._advance(copied + done - self._done))
+        if report.damage:
+            damage = report.damage[0]
+            path = str(self._segments.directory / Path(damage.file).name)
+            raise StoreDamaged(f"{path} is damaged at offset {damage.offset}", file=path, offset=damage.offset)
+        if report.unfinished is not None:
+            with Path(report.unfinished.file).open("rb+") as file:
+                file.truncate(report.unfinished.offset)
+                disk.sync_data(file.fileno())
+        self._advance(self._total - self._done)
+        return report.batches
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
 
 def _sync_directory(path: Path) -> None:
@@ -117,4 +166,4 @@ def _sync_directory(path: Path) -> None:
     disk.close_directory(fd)
 
 
-__all__ = ["Backup", "Progress", "backup"]
+__all__ = ["Copied", "Progress", "backup"]

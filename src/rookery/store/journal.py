@@ -123,8 +123,6 @@ class Journal:
         self._tidy_soon = False
         self._tidy_at_ms = 0
         self._tidied = 0
-        self._holds = 0
-        self._held: list[int] = []
         self._carried_exits: dict[int, int] = {}
         self._forgotten: dict[tuple[str, str], int] = {}
         self.pager = JournalPager(self._read_written, self._flying, spill_directory)
@@ -142,7 +140,11 @@ class Journal:
         found = self.medium.segments()
         recovery.scan(found)
         if recovery.epoch >= epoch:
-            raise StoreDamaged(f"epoch {epoch} is not new: the journal has batches of epoch {recovery.epoch}")
+            name = self.medium.name(int(recovery.last_segment))
+            raise StoreDamaged(
+                f"{name} has batches of epoch {recovery.epoch}, later than epoch {epoch}, which should be new",
+                file=name,
+            )
         self._forget_keys()
         recovery.rebuild()
         self._seq = int(recovery.seq)
@@ -411,33 +413,6 @@ class Journal:
         segment.state_bytes = len(records.encode_json(state))
         self.log.note_first(STATE, state)
 
-    # Holding segments, for a copy
-
-    def hold(self) -> list[tuple[int, int]]:
-        """Keep every segment from being deleted until `release`; (number, size) of each, up to the last batch answered.
-
-        Those bytes do not change any more, so that they can be read at leisure, in any thread.
-        """
-        self._holds += 1
-        sizes = {segment.number: segment.size for segment in self.segments}
-        if self._in_flight is not None:
-            sizes[self._in_flight[2]] = self._flying_at
-        return [(number, size) for number, size in sizes.items() if size]
-
-    def release(self) -> None:
-        """The end of a `hold`: what was retired meanwhile is deleted."""
-        self._holds -= 1
-        if not self._holds and not self._closed:
-            for number in self._held:
-                self.medium.delete(number)
-            self._held.clear()
-
-    def _delete(self, number: int) -> None:
-        if self._holds:
-            self._held.append(number)
-        else:
-            self.medium.delete(number)
-
     def has_segment(self, number: int) -> bool:
         return any(segment.number == number for segment in self.segments)
 
@@ -631,7 +606,7 @@ class _Retiring:
         if self._wait_for is not None and batch >= self._wait_for:
             journal = self.journal
             journal.segments.remove(self.segment)
-            journal._delete(self.segment.number)
+            journal.medium.delete(self.segment.number)
             journal.retired += 1
             journal._retiring = None
             journal._tidy_soon = True

@@ -32,6 +32,8 @@ from rookery.model import Death, Message, Route
 MAGIC: Final[i32] = 0x524B4231
 """`RKB1`: a batch of format 1."""
 
+MAGIC_BYTES: Final = b"RKB1"
+
 BATCH_HEADER_BYTES: Final[i64] = 36
 PLACEMENT_BYTES: Final[i64] = 33
 EXIT_BYTES: Final[i64] = 17

@@ -265,7 +265,7 @@ class Recovery:
 
     def _was_synced(self, window: Window, offset: i64, piece: bytes) -> bool:
         """Whether a batch that begins in this piece of the segment knows that the missing one was synced."""
-        at = piece.find(b"RKB1")
+        at = piece.find(records.MAGIC_BYTES)
         while at >= 0:
             start = window.need(offset + at, records.BATCH_HEADER_BYTES)
             length = records.batch_bytes(window.data, start)
@@ -274,7 +274,7 @@ class Recovery:
                 header = BatchHeader(window.data, start)
                 if header.sound and header.seq > self.seq + 1 and header.synced > self.seq:
                     return True
-            at = piece.find(b"RKB1", at + 1)
+            at = piece.find(records.MAGIC_BYTES, at + 1)
         return False
 
     # Second pass

@@ -10,7 +10,6 @@ them.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,18 +26,17 @@ from rookery.store import changes, disk, records
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.segments import Segments
 
 Progress = Callable[[int, int], None]
 """Called with the bytes worked through so far, and how many there are in all."""
 
 HEADER: Final = int(records.BATCH_HEADER_BYTES)
-MAGIC: Final = b"RKB1"
 IDS_STEP: Final = 1 << 20
 LATE_MS: Final = 1 << 61
 PAGE_BYTES: Final = 64 << 20
 
 _UNREADABLE: Final = (RookeryError, ValueError, IndexError, KeyError, TypeError, OverflowError, zlib.error)
-_SEGMENT_NAME: Final = re.compile(r"(\d{8,})\.log")
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,10 @@ class Report:
 
 def inspect(directory: str | Path, progress: Progress | None = None) -> Report:
     """Look at every batch of a data directory, and change nothing."""
-    look = _Look(Path(directory), progress)
-    for _ in look.through():
-        pass
+    with Segments(Path(directory)) as segments:
+        look = _Look(segments, progress)
+        for _ in look.through():
+            pass
     return look.report
 
 
@@ -136,7 +135,7 @@ def repair(directory: str | Path, out: str | Path | None = None, progress: Progr
     """Make a sound data directory of what is left of this one.
 
     It is made as `out`, which must not exist yet. Without `out` it takes the place of the damaged one, which is kept
-    beside it as `<directory>.damaged-<n>`.
+    beside it as `<directory>.damaged-<n>`; a sound directory is left as it is.
     """
     old = Path(directory).absolute()
     if not old.is_dir():
@@ -146,9 +145,12 @@ def repair(directory: str | Path, out: str | Path | None = None, progress: Progr
         raise InvalidArgument(f"{new} is there already", argument="out")
     lock = disk.Lock(old / "lock")
     try:
+        if out is None and (found := inspect(old, progress)).sound:
+            return found
         new.mkdir(mode=0o700, parents=True)
         try:
-            report = _Repair(old, new, progress).run()
+            with Segments(old) as segments:
+                report = _Repair(segments, new, progress).run()
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -184,47 +186,47 @@ class _Gap:
 class _Look:
     """A walk through the files in order. It yields segments (by number), whole batches, and what lies between."""
 
-    def __init__(self, directory: Path, progress: Progress | None) -> None:
-        if not directory.is_dir():
-            raise InvalidArgument(f"there is no directory {directory}", argument="directory")
-        self._directory = directory
+    def __init__(self, segments: Segments, progress: Progress | None) -> None:
+        self._segments = segments
         self._progress = progress
-        self._files = sorted(
-            (int(match[1]), path) for path in directory.iterdir() if (match := _SEGMENT_NAME.fullmatch(path.name))
-        )
-        self._total = sum(path.stat().st_size for _, path in self._files)
+        self._numbers = segments.numbers()
+        self._total = sum(segments.size(number) for number in self._numbers)
         self._done = 0
         self._seq = 0
         self._epoch = 0
+        self._stated_epoch = -1
         self._number = 0
         self._in_damage = False
         self.expected: list[int] = []
         self.retired: set[int] = set()
-        self.report = Report(str(directory))
+        self.report = Report(str(segments.directory))
 
     def through(self) -> Iterator[int | _Batch | _Gap]:
         self._look_at_epoch()
-        for number, path in self._files:
+        for number in self._numbers:
             yield number
-            yield from self._segment(number, path, last=number == self._files[-1][0])
+            yield from self._segment(number, last=number == self._numbers[-1])
         present = {segment.number for segment in self.report.segments if segment.batches}
         for number in self.missing(present):
-            self._damaged(self._directory / f"{number:08d}.log", 0, 0, "the segment is missing")
+            self._damaged(self._segments.path(number), 0, 0, "the segment is missing")
+        if self._epoch > self._stated_epoch >= 0:
+            self._damaged(self._segments.directory / "epoch", 0, 0, f"the journal has batches of epoch {self._epoch}")
 
     def missing(self, present: set[int]) -> list[int]:
         """Segments that the newest state speaks of, and that nobody retired."""
         return [number for number in self.expected if number not in present and number not in self.retired]
 
     def _look_at_epoch(self) -> None:
-        path = self._directory / "epoch"
+        path = self._segments.directory / "epoch"
         try:
-            self.report.epoch = int(disk.read_text(path))
+            self.report.epoch = self._stated_epoch = int(disk.read_text(path))
         except (OSError, ValueError):
-            if self._files:
+            if self._numbers:
                 self._damaged(path, 0, 0, "it holds no number")
 
-    def _segment(self, number: int, path: Path, last: bool) -> Iterator[_Batch | _Gap]:
-        data = path.read_bytes()
+    def _segment(self, number: int, last: bool) -> Iterator[_Batch | _Gap]:
+        path, size = self._segments.path(number), self._segments.size(number)
+        data = self._segments.last()[0] if last else self._segments.read(number, 0, size)
         found = SegmentReport(number, str(path), len(data))
         self.report.segments.append(found)
         written = len(data.rstrip(b"\0"))
@@ -280,7 +282,7 @@ class _Look:
 
     def _later_batches(self, data: bytes, start: int) -> Iterator[tuple[int, int]]:
         """Where whole batches begin that can belong behind this place, and up to which batch they know of a sync."""
-        at = data.find(MAGIC, start + 1)
+        at = data.find(records.MAGIC_BYTES, start + 1)
         while at >= 0:
             header = BatchHeader(data, at)
             # no more batches can be missing than fit in between
@@ -288,7 +290,7 @@ class _Look:
             if header.sound and fits and header.epoch >= self._epoch:
                 yield at, int(header.synced)
                 at += int(header.size) - 1
-            at = data.find(MAGIC, at + 1)
+            at = data.find(records.MAGIC_BYTES, at + 1)
 
     def _damaged(self, path: Path, offset: int, end: int, reason: str, batches: int = 0) -> None:
         self.report.damage.append(Damage(str(path), offset, end, reason, batches))
@@ -297,7 +299,7 @@ class _Look:
 class _Repair:
     """Writes the new directory while it walks through the old one."""
 
-    def __init__(self, old: Path, new: Path, progress: Progress | None) -> None:
+    def __init__(self, old: Segments, new: Path, progress: Progress | None) -> None:
         self._look = _Look(old, progress)
         self._report = self._look.report
         self._new = new
