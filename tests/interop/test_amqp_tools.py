@@ -55,7 +55,7 @@ def test_each_line_is_a_message_and_a_command_gets_each(run: Run, queue: str) ->
 
 def test_what_a_failed_command_got_is_returned(run: Run, queue: str) -> None:
     run("publish", f"--routing-key={queue}", "--body=work")
-    failed = run("consume", f"--queue={queue}", "--count=1", "sh", "-c", "cat; exit 1")
+    failed = run("consume", f"--queue={queue}", "--count=1", "--", "sh", "-c", "cat; exit 1")
     assert failed.stdout == "work"
     assert run("get", f"--queue={queue}").stdout == "work"
 
