@@ -24,6 +24,8 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 FEATURES = {
     "acknowledgements",
+    "amqp_aio_pika",
+    "amqp_pika",
     "async_consumer",
     "deduplication",
     "delay_and_expiry",
