@@ -12,163 +12,51 @@ import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
-from urllib.parse import urlsplit
 
+from rookery.config_kinds import (
+    AppEnv,
+    Attempts,
+    AuthMode,
+    BackoffStrategy,
+    Bool,
+    Bytes,
+    ClientCertificates,
+    DatabaseUrl,
+    EventLoop,
+    FilePath,
+    Host,
+    KeyCreation,
+    Kind,
+    LeaseSeconds,
+    Level,
+    Listeners,
+    MoreBytes,
+    Origins,
+    Port,
+    RedisUrl,
+    Seconds,
+    Secret,
+    StoreBackend,
+    Suffix,
+    SyncMode,
+    TlsVersion,
+    read_port,
+    size,
+    whole,
+    word,
+)
 from rookery.core.access import GuestMode
 from rookery.errors import InvalidConfig
-
-AppEnv = Literal["production", "development"]
-AuthMode = Literal["none", "apikey", "bearer"]
-StoreBackend = Literal["memory", "journal", "redis", "postgres"]
-BackoffStrategy = Literal["fixed", "linear", "exponential"]
-KeyCreation = Literal["local", "open", "admin", "closed"]
-LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-SyncMode = Literal["always", "interval", "os"]
 
 CONFIG_FILE: Final = "rookery.toml"
 ENV_FILE: Final = ".env"
 JWT_SECRET_BYTES_MIN: Final = 32
-MASK: Final = "***"
 
-_WEEK_SEC: Final = 7 * 24 * 3_600
 _DAY_MS: Final = 24 * 3_600_000
-_SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_YES: Final = frozenset({"1", "true", "yes", "on"})
-_NO: Final = frozenset({"0", "false", "no", "off"})
-
-
-# How a text becomes a value. A reader raises ValueError; what it expected is said once, in `expects`.
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of setting: what it wants, in words, how it is read from text, and how it is shown."""
-
-    expects: str
-    read: Callable[[str], Any]
-    show: Callable[[Any], str] = str
-    secret: bool = False
-
-
-def _whole(low: int, high: int) -> Kind:
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,15}", text) or not low <= int(text) <= high:
-            raise ValueError
-        return int(text)
-
-    return Kind(f"a whole number from {low} to {high}", read)
-
-
-def _decimal(low: float, high: int) -> Kind:
-    def read(text: str) -> float:
-        if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", text) or not low <= float(text) <= high:
-            raise ValueError
-        return float(text)
-
-    return Kind(f"a number from {low} to {high}", read, lambda value: f"{value:.6f}".rstrip("0").rstrip("."))
-
-
-def _size(low: int) -> Kind:
-    def read(text: str) -> int:
-        shape = re.fullmatch(r"([0-9]{1,15}) ?([A-Za-z]{0,3})", text)
-        unit = _SIZE_UNITS.get(shape[2].lower()) if shape else None
-        if shape is None or unit is None or not low <= int(shape[1]) * unit < 1 << 63:
-            raise ValueError
-        return int(shape[1]) * unit
-
-    return Kind(f"a number of bytes from {low}, such as 65536 or 64MiB", read)
-
-
-def _word(literal: Any, **also: str) -> Kind:
-    """One of a Literal's words, in any case; `also` maps further spellings to them."""
-    words: tuple[str, ...] = get_args(literal)
-
-    def read(text: str) -> str:
-        word = also.get(text.lower(), text.lower())
-        if word not in words:
-            raise ValueError
-        return word
-
-    return Kind("one of " + ", ".join(words), read)
-
-
-def _url(*schemes: str) -> Kind:
-    def read(text: str) -> str:
-        if "://" not in text or urlsplit(text).scheme not in schemes:
-            raise ValueError
-        return text
-
-    expects = "a URL that begins with " + " or ".join(f"{scheme}://" for scheme in schemes)
-    return Kind(expects, read, _without_password, secret=True)
-
-
-def _without_password(url: str) -> str:
-    url = re.sub(r"(?<=://).*@", f"{MASK}@", url)
-    return re.sub(r"(?i)([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", rf"\g<1>{MASK}", url)
-
-
-def _read_port(text: str) -> int | None:
-    if text.lower() == "off":
-        return None
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
-        raise ValueError
-    return int(text)
-
-
-def _read_bool(text: str) -> bool:
-    if text.lower() not in _YES | _NO:
-        raise ValueError
-    return text.lower() in _YES
-
-
-def _read_host(text: str) -> str:
-    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if ":" in host:
-        ipaddress.IPv6Address(host)
-    elif not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", host):
-        raise ValueError
-    return host
-
-
-def _read_origins(text: str) -> tuple[str, ...]:
-    origins = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
-    for origin in origins:
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", origin):
-            raise ValueError
-    return origins
-
-
-def _read_suffix(text: str) -> str:
-    if len(text.encode()) > 64 or re.search(r"[\x00-\x20\x7f]", text):
-        raise ValueError
-    return text
-
-
-Port = Annotated[
-    int | None,
-    Kind(
-        "a port from 0 (any free one) to 65535, or off", _read_port, lambda port: "off" if port is None else str(port)
-    ),
-]
-Host = Annotated[str, Kind("an IP address or a host name", _read_host)]
-Bool = Annotated[bool, Kind("true or false", _read_bool, lambda value: "true" if value else "false")]
-Secret = Annotated[str | None, Kind("text", str, lambda _: MASK, secret=True)]
-Origins = Annotated[
-    tuple[str, ...], Kind("origins such as https://example.org, separated by commas, or *", _read_origins, ",".join)
-]
-Suffix = Annotated[str, Kind("at most 64 bytes without spaces", _read_suffix)]
-Seconds = Annotated[float, _decimal(0, _WEEK_SEC)]
-LeaseSeconds = Annotated[float, _decimal(0.001, _WEEK_SEC)]
-Bytes = Annotated[int, _size(1)]
-Attempts = Annotated[int, _whole(1, 1_000_000)]
-Level = Annotated[LogLevel, _word(LogLevel, warn="warning", fatal="critical")]
-RedisUrl = Annotated[str | None, _url("redis", "rediss", "unix")]
-DatabaseUrl = Annotated[str | None, _url("postgresql", "postgres")]
-FilePath = Annotated[Path, Kind("a path", Path)]
 
 
 # The table
@@ -191,14 +79,47 @@ class Settings:
 
     http_port: Annotated[Port, At("APP_PORT", "http.port", "port of HTTP")] = 8080
     amqp_port: Annotated[Port, At("ROOKERY_AMQP_PORT", "amqp.port", "port of AMQP 0-9-1")] = 5672
+    amqp_tls_port: Annotated[
+        Port, At("ROOKERY_AMQP_TLS_PORT", "amqp.tls_port", "port of AMQP over TLS, open if there is a certificate")
+    ] = 5671
+    http_tls_port: Annotated[
+        Port, At("ROOKERY_HTTP_TLS_PORT", "http.tls_port", "port of HTTP over TLS, open if there is a certificate")
+    ] = None
     mqtt_port: Annotated[Port, At("ROOKERY_MQTT_PORT", "mqtt.port", "port of MQTT")] = 1883
     line_port: Annotated[Port, At("ROOKERY_LINE_PORT", "line.port", "port of the line protocol")] = 2122
     host: Annotated[Host, At("APP_HOST", "server.host", "address to listen on")] = "0.0.0.0"  # noqa: S104
     env: Annotated[AppEnv, At("APP_ENV", "server.env", "production or development")] = "production"
     log_level: Annotated[Level, At("LOG_LEVEL", "log.level", "least level that is logged")] = "info"
+    loop: Annotated[
+        EventLoop, At("ROOKERY_LOOP", "server.loop", "event loop: uvloop where it is installed, or one by name")
+    ] = "auto"
     shutdown_sec: Annotated[
         Seconds, At("ROOKERY_SHUTDOWN_SEC", "server.shutdown_sec", "time for requests to finish at shutdown")
     ] = 10.0
+
+    proxy_protocol: Annotated[
+        Listeners,
+        At("ROOKERY_PROXY_PROTOCOL", "server.proxy_protocol", "listeners whose peers are proxies that say for whom"),
+    ] = ()
+
+    tls_cert: Annotated[
+        FilePath | None, At("ROOKERY_TLS_CERT", "tls.cert", "PEM file of the certificate and its chain")
+    ] = None
+    tls_key: Annotated[FilePath | None, At("ROOKERY_TLS_KEY", "tls.key", "PEM file of its key, if it is another")] = (
+        None
+    )
+    tls_key_password: Annotated[Secret, At("ROOKERY_TLS_KEY_PASSWORD", "tls.key_password", "password of the key")] = (
+        None
+    )
+    tls_ca: Annotated[
+        FilePath | None, At("ROOKERY_TLS_CA", "tls.ca", "PEM file of the authorities that certify clients")
+    ] = None
+    tls_clients: Annotated[
+        ClientCertificates, At("ROOKERY_TLS_CLIENTS", "tls.clients", "whether clients show certificates")
+    ] = "off"
+    tls_min_version: Annotated[TlsVersion, At("ROOKERY_TLS_MIN_VERSION", "tls.min_version", "oldest TLS to speak")] = (
+        "1.2"
+    )
 
     auth_mode: Annotated[AuthMode, At("AUTH_MODE", "auth.mode", "what clients show: nothing, a key or a JWT")] = (
         "apikey"
@@ -215,7 +136,7 @@ class Settings:
     cors_origins: Annotated[Origins, At("CORS_ORIGINS", "http.cors_origins", "origins browsers may call from")] = ()
     rate_limit: Annotated[
         int,
-        _whole(0, 10**9),
+        whole(0, 10**9),
         At("ROOKERY_RATE_LIMIT", "http.rate_limit", "requests per second per key, 0 for no limit"),
     ] = 0
 
@@ -225,9 +146,7 @@ class Settings:
     )
     redis_url: Annotated[RedisUrl, At("REDIS_URL", "store.redis_url", "for STORE_BACKEND=redis")] = None
     database_url: Annotated[DatabaseUrl, At("DATABASE_URL", "store.database_url", "for STORE_BACKEND=postgres")] = None
-    shards: Annotated[
-        int, _whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")
-    ] = 1
+    shards: Annotated[int, whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")] = 1
     sync: Annotated[
         SyncMode,
         At(
@@ -242,13 +161,13 @@ class Settings:
         At("VISIBILITY_TIMEOUT_SEC", "delivery.visibility_timeout_sec", "how long a pulled message is leased"),
     ] = 30.0
     max_retries: Annotated[
-        int, _whole(0, 1_000_000), At("MAX_RETRIES", "delivery.max_retries", "deliveries after the first")
+        int, whole(0, 1_000_000), At("MAX_RETRIES", "delivery.max_retries", "deliveries after the first")
     ] = 5
     backoff_strategy: Annotated[
         BackoffStrategy, At("BACKOFF_STRATEGY", "delivery.backoff_strategy", "how the delay of retries grows")
     ] = "exponential"
     backoff_base_ms: Annotated[
-        int, _whole(0, _DAY_MS), At("BACKOFF_BASE_MS", "delivery.backoff_base_ms", "delay of the first retry")
+        int, whole(0, _DAY_MS), At("BACKOFF_BASE_MS", "delivery.backoff_base_ms", "delay of the first retry")
     ] = 500
     dlq_suffix: Annotated[Suffix, At("DLQ_SUFFIX", "delivery.dlq_suffix", "ending of a dead-letter queue's name")] = (
         ".DLQ"
@@ -264,13 +183,41 @@ class Settings:
     ] = 3
 
     connections_max: Annotated[
-        int, _whole(1, 1_000_000), At("ROOKERY_CONNECTIONS_MAX", "limits.connections_max", "open connections")
+        int, whole(1, 1_000_000), At("ROOKERY_CONNECTIONS_MAX", "limits.connections_max", "open connections")
     ] = 10_000
+    address_connections_max: Annotated[
+        int,
+        whole(0, 1_000_000),
+        At(
+            "ROOKERY_ADDRESS_CONNECTIONS_MAX", "limits.address_connections_max", "of them by one address, 0: any number"
+        ),
+    ] = 0
+    tenant_connections_max: Annotated[
+        int,
+        whole(0, 1_000_000),
+        At(
+            "ROOKERY_TENANT_CONNECTIONS_MAX",
+            "limits.tenant_connections_max",
+            "of them to a tenant without a limit of its own, 0: any number",
+        ),
+    ] = 0
+    handshake_sec: Annotated[
+        Seconds, At("ROOKERY_HANDSHAKE_SEC", "limits.handshake_sec", "time for PROXY, TLS and login, each")
+    ] = 10.0
+    login_failures_max: Annotated[
+        int,
+        whole(0, 1_000_000),
+        At(
+            "ROOKERY_LOGIN_FAILURES_MAX",
+            "limits.login_failures_max",
+            "failed logins a minute by a user from one address",
+        ),
+    ] = 10
     channels_max: Annotated[
-        int, _whole(1, 65_535), At("ROOKERY_CHANNELS_MAX", "limits.channels_max", "AMQP channels of a connection")
+        int, whole(1, 65_535), At("ROOKERY_CHANNELS_MAX", "limits.channels_max", "AMQP channels of a connection")
     ] = 2_047
     heartbeat_sec: Annotated[
-        int, _whole(0, 65_535), At("ROOKERY_HEARTBEAT_SEC", "amqp.heartbeat_sec", "AMQP heartbeat proposed, 0 for none")
+        int, whole(0, 65_535), At("ROOKERY_HEARTBEAT_SEC", "amqp.heartbeat_sec", "AMQP heartbeat proposed, 0 for none")
     ] = 60
     message_max_bytes: Annotated[
         Bytes, At("ROOKERY_MESSAGE_MAX_BYTES", "limits.message_max_bytes", "largest message over AMQP and MQTT")
@@ -279,12 +226,16 @@ class Settings:
         Bytes, At("ROOKERY_HTTP_BODY_MAX_BYTES", "limits.http_body_max_bytes", "largest request body over HTTP")
     ] = 16 << 20
     memory_max_bytes: Annotated[
-        Bytes,
-        At("ROOKERY_MEMORY_MAX_BYTES", "limits.memory_max_bytes", "memory for messages, above it publishers wait"),
-    ] = 1 << 30
+        MoreBytes,
+        At(
+            "ROOKERY_MEMORY_MAX_BYTES",
+            "limits.memory_max_bytes",
+            "memory for messages, above it publishers wait; unset, 40 % of the machine's",
+        ),
+    ] = None
     disk_free_min_bytes: Annotated[
         int,
-        _size(0),
+        size(0),
         At("ROOKERY_DISK_FREE_MIN_BYTES", "limits.disk_free_min_bytes", "disk to keep free, below it publishers wait"),
     ] = 256 << 20
 
@@ -314,7 +265,7 @@ class Settings:
                 sources[setting.field] = given.source
             elif given is not None:
                 sources[setting.field] = f"default ({given.source} is empty)"
-        for name in ("config", "data_dir"):
+        for name in ("config", "data_dir", "tls_cert", "tls_key", "tls_ca"):
             path = values.get(name, getattr(cls, name))
             values[name] = path and _absolute(path, environ, cwd)
         warnings = [text for layer in layers for text in layer.warnings]
@@ -368,7 +319,7 @@ class Setting:
 
     def show(self, value: Any) -> str:
         """The value as a source would spell it, a secret masked; nothing for a setting without a value."""
-        return "" if value is None and self.kind.read is not _read_port else self.kind.show(value)
+        return "" if value is None and self.kind.read is not read_port else self.kind.show(value)
 
 
 def _table() -> tuple[Setting, ...]:
@@ -387,7 +338,7 @@ def _kind_of(hint: Any) -> Kind:
         if isinstance(part, Kind):
             return part
         if get_origin(part) is Literal:
-            return _word(part)
+            return word(part)
         if get_origin(part) is not None:
             return _kind_of(part)
     raise AssertionError(f"no kind for {hint}")
@@ -603,6 +554,7 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
             variable = _BY_FIELD[other].variable
             text = f"{_BY_FIELD[name].variable}={value} ({sources[name]}) needs {variable}"
             raise InvalidConfig(text, argument=variable)
+    _check_tls(settings, sources)
     if settings.auth_mode == "none" and not settings.insecure and not is_loopback(settings.host):
         text = (
             f"AUTH_MODE=none ({sources['auth_mode']}) would let in everyone who reaches {settings.host}: "
@@ -611,3 +563,18 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
         raise InvalidConfig(text, argument="AUTH_MODE")
     if settings.auth_mode == "bearer" and len((settings.jwt_secret or "").encode()) < JWT_SECRET_BYTES_MIN:
         warnings.append(f"JWT_SECRET is shorter than {JWT_SECRET_BYTES_MIN} bytes: whoever guesses it forges tokens")
+
+
+def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:
+    needed = (
+        (settings.tls_key is not None, "tls_key", "tls_cert"),
+        (settings.tls_clients != "off", "tls_clients", "tls_cert"),
+        (settings.tls_clients != "off", "tls_clients", "tls_ca"),
+        (settings.http_tls_port is not None, "http_tls_port", "tls_cert"),
+        (settings.amqp_tls_port not in (None, Settings.amqp_tls_port), "amqp_tls_port", "tls_cert"),
+    )
+    for wanted, name, other in needed:
+        if wanted and getattr(settings, other) is None:
+            variable = _BY_FIELD[other].variable
+            text = f"{_BY_FIELD[name].variable} ({sources[name]}) needs {variable}"
+            raise InvalidConfig(text, argument=variable)

@@ -294,7 +294,7 @@ def test_memory_limit(tmp_path: Path) -> None:
         channel = connection.channel()
         channel.queue_declare("q")
         channel.confirm_delivery()
-        for _ in range(10):
+        for _ in range(11):
             channel.basic_publish("", "q", bytes(100_000))
         with pytest.raises(pika.exceptions.NackError):
             channel.basic_publish("", "q", bytes(100_000))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.config import MASK, SETTINGS, Settings, is_loopback, parse_env_file
+from rookery.config import SETTINGS, Settings, is_loopback, parse_env_file
+from rookery.config_kinds import MASK
 from rookery.errors import InvalidConfig
 
 
@@ -140,6 +141,8 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
         "guest": "off",
     }
     others |= {"insecure": "true", "store_backend": "memory", "sync": "interval", "backoff_strategy": "fixed"}
+    others |= {"loop": "asyncio", "proxy_protocol": "amqp,https", "tls_min_version": "1.3", "tls_clients": "optional"}
+    others |= {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
     for setting in SETTINGS:
         if setting.field == "config":
             continue
@@ -152,11 +155,36 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
             environ = {setting.variable: text} if source == "variable" else {}
             if setting.field == "auth_mode":
                 environ["ROOKERY_INSECURE"] = "1"
+            if "tls" in setting.field:
+                environ |= {"ROOKERY_TLS_CERT": "/c", "ROOKERY_TLS_CA": "/a"} | environ
             settings = load(cwd, flags, **environ)
             assert setting.field in settings.sources, source
             value = getattr(settings, setting.field)
             assert value == setting.kind.read(text)
             assert value != setting.default
+
+
+@pytest.mark.parametrize(
+    ("given_", "missing"),
+    [
+        ({"ROOKERY_TLS_KEY": "/k"}, "ROOKERY_TLS_CERT"),
+        ({"ROOKERY_TLS_CLIENTS": "required"}, "ROOKERY_TLS_CERT"),
+        ({"ROOKERY_TLS_CLIENTS": "required", "ROOKERY_TLS_CERT": "/c"}, "ROOKERY_TLS_CA"),
+        ({"ROOKERY_HTTP_TLS_PORT": "8443"}, "ROOKERY_TLS_CERT"),
+        ({"ROOKERY_AMQP_TLS_PORT": "5672"}, "ROOKERY_TLS_CERT"),
+    ],
+)
+def test_tls_settings_that_need_another(cwd: Path, given_: dict[str, str], missing: str):
+    error = refused(cwd, **given_)
+    assert error.argument == missing
+    assert next(iter(given_)) in str(error)
+    assert missing in str(error)
+
+
+def test_the_tls_port_of_amqp_waits_for_a_certificate(cwd: Path):
+    assert load(cwd, ROOKERY_AMQP_TLS_PORT="").amqp_tls_port == 5671
+    settings = load(cwd, ROOKERY_TLS_CERT="tls/cert.pem")
+    assert (settings.tls_cert, settings.tls_key) == (cwd / "tls/cert.pem", None)
 
 
 def test_toml_has_its_own_types(cwd: Path):

@@ -18,16 +18,10 @@ from rookery.config import Settings
 from rookery.core.access import FULL, Rights
 from rookery.embed import AsyncBroker, Broker
 from rookery.errors import InvalidConfig
-from rookery.server import (
-    Server,
-    address_of,
-    announce_admin_key,
-    attach,
-    attach_thread,
-    is_local,
-    key_file,
-    make_log,
-)
+from rookery.limits import is_local
+from rookery.listeners import address_of
+from rookery.logs import make_log
+from rookery.server import Server, announce_admin_key, attach, attach_thread, key_file
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,
     PROTOCOL,

@@ -402,6 +402,7 @@ def test_bad_bindings_bind_nothing(world: World) -> None:
 
 def test_limits_have_names_and_defaults() -> None:
     assert Limits().as_dict() == {
+        "connections_max": 0,
         "queues_max": 100_000,
         "exchanges_max": 10_000,
         "streams_max": 10_000,

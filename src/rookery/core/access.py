@@ -301,6 +301,13 @@ class Access:
             _refuse_tenant(name, tenant)
         return principal
 
+    def check_certified(self, name: str, tenant: str | None) -> Principal:
+        """Who a peer is inside `tenant` whose certificate, verified elsewhere, is for the user `name`."""
+        user = self._users.get(name)
+        if user is None:
+            raise Unauthenticated(f"there is no user '{name}'" if name else "no certificate was shown")
+        return _enter(user.name, user.tenants, tenant, admin=user.admin, stamp=user.password.salt)
+
     # Everyone
 
     def still_valid(self, principal: Principal, now_ms: int | None = None) -> bool:

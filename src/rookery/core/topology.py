@@ -146,6 +146,7 @@ class Exchange:
 
 
 LIMITS: Final = (
+    "connections_max",
     "queues_max",
     "exchanges_max",
     "streams_max",
@@ -166,6 +167,7 @@ class Limits:
     """How much one tenant may have; each has a name and a default. 0 means no limit."""
 
     def __init__(self) -> None:
+        self.connections_max = 0
         self.queues_max = 100_000
         self.exchanges_max = 10_000
         self.streams_max = 10_000

@@ -196,9 +196,9 @@ class AmqpConnection(Peer):
             self.state = CLOSED
             self._deaf = True
             self._held = []
-            self.face.connections.pop(id(self), None)
             self.turn.leave(self)
-            if self.face.left is not None:
+            admitted = self.face.connections.pop(id(self), None)
+            if admitted is not None and self.face.left is not None:
                 self.face.left(self)
             # the two refer to each other
             self.out.peer = None

@@ -1,7 +1,7 @@
 """HTTP/1.1 in the broker's own loop: requests in, JSON out. So far it answers `GET /health`; all else is 404.
 
-One `HttpConnection` per peer, over httptools' parser. Requests of one connection are answered in order, each before the
-next is parsed, and what a peer may send is bounded: the head of a request and its body.
+One `HttpConnection` per peer of the `HttpFace`, over httptools' parser. Requests of one connection are answered in
+order, each before the next is parsed, and what a peer may send is bounded: the head of a request and its body.
 """
 
 from __future__ import annotations
@@ -13,18 +13,41 @@ from typing import Any, Final
 import httptools
 import msgspec
 
+from rookery.wire.turn import Face, Peer
+
 HEAD_MAX_BYTES: Final = 64 * 1024
 
 Answer = tuple[int, object]
 """Status, and what the body is made of as JSON."""
 
 
-class HttpConnection:
-    """One connection, as asyncio's protocol. `answer(method, path)` says what is sent back."""
+class HttpFace(Face):
+    """What all HTTP connections share. `answer(method, path)` says what is sent back."""
 
     def __init__(self, answer: Callable[[str, str], Answer], body_max_bytes: int) -> None:
-        self._answer = answer
-        self._body_max_bytes = body_max_bytes
+        super().__init__()
+        self.answer = answer
+        self.body_max_bytes = body_max_bytes
+        self.connections: set[HttpConnection] = set()
+
+    def connect(self) -> Peer:
+        return HttpConnection(self)
+
+    def close_all(self, reason: str) -> None:
+        for connection in list(self.connections):
+            connection.close()
+
+    def abort_all(self) -> None:
+        for connection in list(self.connections):
+            connection.broken()
+
+
+class HttpConnection(Peer):
+    """One connection, as asyncio's protocol."""
+
+    def __init__(self, face: HttpFace) -> None:
+        super().__init__()
+        self._face = face
         self._transport: Any = None
         self._parser: Any = httptools.HttpRequestParser(self)
         self._start()
@@ -38,11 +61,21 @@ class HttpConnection:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        face = self._face
+        if face.admit is not None and not face.admit(self, transport):
+            transport.abort()
+            return
+        face.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         # the parser refers back to this object
         self._parser = None
+        face = self._face
+        if self in face.connections:
+            face.connections.discard(self)
+            if face.left is not None:
+                face.left(self)
 
     def eof_received(self) -> bool:
         return False
@@ -70,6 +103,15 @@ class HttpConnection:
             else:
                 self._send(400, {"error": "this is not HTTP/1.1"}, keep=False)
 
+    def close(self) -> None:
+        """Answers are written as requests come, so nothing is under way but what the transport still sends."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def broken(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
     # What the parser calls
 
     def on_message_begin(self) -> None:
@@ -84,15 +126,15 @@ class HttpConnection:
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._body_max_bytes:
-            raise _TooLarge(413, f"the body is larger than {self._body_max_bytes} bytes")
+        if self._body_bytes > self._face.body_max_bytes:
+            raise _TooLarge(413, f"the body is larger than {self._face.body_max_bytes} bytes")
 
     def on_message_complete(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         method = self._parser.get_method().decode("ascii", "replace")
         path = self._url.partition(b"?")[0].decode("ascii", "replace")
-        status, body = self._answer(method, path)
+        status, body = self._face.answer(method, path)
         self._send(status, body, keep=self._parser.should_keep_alive(), bare=method == "HEAD")
 
     def _head(self, size: int) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from rookery._bytes import BytesWriter
 from rookery.core.shard import Shard
@@ -162,6 +162,7 @@ class Outlet:
         self._chunk_bytes = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Peer:
     """The far end of one connection, as a turn knows it.
 
@@ -193,6 +194,7 @@ class Peer:
         """Publishers, of whom this is a waiting one, are held for another reason now, or, if FREE, no longer."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Face:
     """What the connections of one protocol share, and all that a listener has to know of a protocol.
 

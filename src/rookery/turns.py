@@ -1,0 +1,101 @@
+"""Takes turns in the event loop: for peers that were touched from outside, when the journal has more, when publishers
+may go on, and once a second for what time asks of each face. All faces of a server share the one `Turn` in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rookery.errors import RookeryError
+from rookery.wire.turn import FREE, FULL, REASONS, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rookery.core.shard import Shard
+    from rookery.logs import Log
+
+TICK_SEC: Final = 1.0
+
+
+class Driver(Protocol):
+    """What a listener needs of whoever owns the shard.
+
+    `begin` passes the time in, `end` wakes whoever waits, `progress` returns when more is durable than before.
+    """
+
+    shard: Shard
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    async def progress(self) -> None: ...
+
+
+class Turns:
+    """The turn of a driver, and who takes it. `on_tick` holds what is done once a second, in a turn."""
+
+    def __init__(self, driver: Driver, log: Log) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._driver = driver
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._held_long = False
+        self.on_tick: list[Callable[[], None]] = []
+        self.turn = Turn(driver, self._wake, self._watch)
+        self.turn.on_held = self._held
+
+    def start(self) -> None:
+        self._ticker = self._loop.call_later(TICK_SEC, self._tick)
+
+    def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    def run(self, work: Callable[[], None] | None = None) -> None:
+        """Take a turn, unless the driver takes no more of them."""
+        if self.turn.begin():
+            try:
+                if work is not None:
+                    work()
+            finally:
+                self.turn.end()
+
+    def _wake(self) -> None:
+        """Somebody else's turn, perhaps in another thread, left something for a peer."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every peer
+            self._loop.call_soon_threadsafe(self.run)
+
+    def _watch(self) -> None:
+        """Confirms and publishers wait for the journal: take a turn when it has more."""
+        task = self._loop.create_task(self._until_more_is_durable())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _until_more_is_durable(self) -> None:
+        with contextlib.suppress(RookeryError):  # the turn sees for itself that the store failed
+            await self._driver.progress()
+        self.turn.watched()
+        self.run()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_SEC, self._tick)
+        self.run(self._do_all)
+
+    def _do_all(self) -> None:
+        for work in self.on_tick:
+            work()
+
+    def _held(self, held: int) -> None:
+        """Publishers are held, or let go. That the journal is behind for a moment is no news."""
+        if held >= FULL:
+            self._held_long = True
+            self._log.warning("publishers_held", reason=REASONS[held])
+        elif held == FREE and self._held_long:
+            self._held_long = False
+            self._log.info("publishers_released")
