@@ -25,6 +25,7 @@ from rookery.config_kinds import (
     Bool,
     Bytes,
     ClientCertificates,
+    Compression,
     DatabaseUrl,
     EventLoop,
     FilePath,
@@ -51,6 +52,7 @@ from rookery.config_kinds import (
 )
 from rookery.core.access import GuestMode
 from rookery.errors import InvalidConfig
+from rookery.store.compression import NEEDS_ZSTD, is_available
 
 CONFIG_FILE: Final = "rookery.toml"
 ENV_FILE: Final = ".env"
@@ -155,6 +157,12 @@ class Settings:
             "when writes are synced: before a confirm, every second, or when the system likes",
         ),
     ] = "always"
+    compression: Annotated[
+        Compression, At("ROOKERY_COMPRESSION", "store.compression", "how large messages are compressed on disk")
+    ] = "none"
+    compress_min_bytes: Annotated[
+        Bytes, At("ROOKERY_COMPRESS_MIN_BYTES", "store.compress_min_bytes", "least size of what is compressed")
+    ] = 4096
 
     visibility_timeout_sec: Annotated[
         LeaseSeconds,
@@ -554,6 +562,9 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
             variable = _BY_FIELD[other].variable
             text = f"{_BY_FIELD[name].variable}={value} ({sources[name]}) needs {variable}"
             raise InvalidConfig(text, argument=variable)
+    if not is_available(settings.compression):
+        text = f"ROOKERY_COMPRESSION={settings.compression} ({sources['compression']}): {NEEDS_ZSTD}"
+        raise InvalidConfig(text, argument="ROOKERY_COMPRESSION")
     _check_tls(settings, sources)
     if settings.auth_mode == "none" and not settings.insecure and not is_loopback(settings.host):
         text = (

@@ -102,7 +102,8 @@ class Server:
             settings.data_dir,
             sync=settings.sync,
             page_bytes=memory_bytes // 2,
-            compress_min_bytes=0,
+            compression=settings.compression,
+            compress_min_bytes=settings.compress_min_bytes,
             free_bytes_min=settings.disk_free_min_bytes,
             access=self.access,
         )

@@ -62,6 +62,7 @@ class Life:
         self.where = where
         self.options: dict[str, Any] = {"sync": sync, "segment_bytes": self.chance.choice([300, 2_000, 20_000])}
         self.options["compress_min"] = self.chance.choice([0, 50])
+        self.options["compression"] = self.chance.choice(["zlib", "zstd"])
         self.disk = Disk()
         self.wall_ms = START_MS
         self.serial = 0

@@ -223,8 +223,9 @@ def test_a_fan_out_of_which_one_queue_is_paged(site: Site) -> None:
     assert world.queue("a").ready == world.queue("b").ready == 0
 
 
-def test_compressed_messages_are_paged(site: Site) -> None:
-    world = start(site, compress_min=100)
+@pytest.mark.parametrize("compression", ["zlib", "zstd"])
+def test_compressed_messages_are_paged(site: Site, compression: str) -> None:
+    world = start(site, compression=compression, compress_min=100)
     bodies = fill(world, 300)
     assert world.queue().paged_out > 100
     world = restart(site, world)

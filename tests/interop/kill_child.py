@@ -273,7 +273,11 @@ async def main() -> None:
         FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0),
     )
     broker = AsyncBroker(
-        enable_persistence=True, persistence_path=plan["directory"], page_bytes=PAGE_BYTES, compress_min_bytes=512
+        enable_persistence=True,
+        persistence_path=plan["directory"],
+        page_bytes=PAGE_BYTES,
+        compress_min_bytes=512,
+        compression=("zlib", "zstd")[plan["seed"] % 2],
     )
     child = Child(broker, plan)
     await child.dump()

@@ -143,6 +143,7 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
     others |= {"insecure": "true", "store_backend": "memory", "sync": "interval", "backoff_strategy": "fixed"}
     others |= {"loop": "asyncio", "proxy_protocol": "amqp,https", "tls_min_version": "1.3", "tls_clients": "optional"}
     others |= {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
+    others |= {"compression": "zlib"}
     for setting in SETTINGS:
         if setting.field == "config":
             continue
@@ -268,6 +269,8 @@ BAD = {
     "ROOKERY_RATE_LIMIT": ["-1", "off"],
     "ROOKERY_SHARDS": ["0", "257"],
     "ROOKERY_SYNC": ["sometimes"],
+    "ROOKERY_COMPRESSION": ["lz4"],
+    "ROOKERY_COMPRESS_MIN_BYTES": ["0", "-1", "many"],
     "ROOKERY_INSECURE": ["maybe", "2"],
     "ROOKERY_CHANNELS_MAX": ["0", "65536"],
     "ROOKERY_MEMORY_MAX_BYTES": ["0", "1.5GiB", "1 TiB", "-1", "99999999999GiB"],
@@ -518,3 +521,13 @@ def test_the_table_names_each_thing_once():
 def test_settings_cannot_be_changed(cwd: Path):
     with pytest.raises(FrozenInstanceError):
         load(cwd).http_port = 1  # type: ignore[misc]
+
+
+def test_zstd_without_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookery.config.is_available", lambda name: name != "zstd")
+    with pytest.raises(
+        InvalidConfig, match=r"ROOKERY_COMPRESSION=zstd \(flag --compression\).*rookery\[zstd\]"
+    ) as caught:
+        Settings.load({"compression": "zstd"}, {}, tmp_path)
+    assert caught.value.argument == "ROOKERY_COMPRESSION"
+    assert Settings.load({"compression": "zlib"}, {}, tmp_path).compression == "zlib"

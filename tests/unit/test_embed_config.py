@@ -47,6 +47,7 @@ def test_the_defaults() -> None:
         "persistence_path": "",
         "sync": "always",
         "page_bytes": 256 << 20,
+        "compression": "zlib",
         "compress_min_bytes": 4096,
         "require_body": False,
     }

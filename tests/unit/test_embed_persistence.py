@@ -22,6 +22,7 @@ import rookery
 from rookery import errors
 from rookery.embed import Message, engine
 from rookery.embed.keeping import KEEP_MS
+from rookery.store import compression
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from tests.contract.faces import FACES, Face, faced
@@ -168,7 +169,12 @@ async def test_persistence_needs_a_path_and_known_settings(face: Face, tmp_path:
     with pytest.raises(errors.InvalidConfig) as caught:
         face.make(enable_persistence=True)
     assert caught.value.argument == "persistence_path"
-    for argument, value in (("sync", "sometimes"), ("page_bytes", -1), ("compress_min_bytes", -1)):
+    for argument, value in (
+        ("sync", "sometimes"),
+        ("page_bytes", -1),
+        ("compress_min_bytes", -1),
+        ("compression", "lz4"),
+    ):
         with pytest.raises(errors.InvalidConfig) as caught:
             opened(face, tmp_path / "d", **{argument: value})
         assert caught.value.argument == argument
@@ -252,7 +258,9 @@ async def test_large_bodies_are_compressed_on_disk_unless_that_is_off(face: Face
     for name, settings, payload in (
         ("none", {}, b""),
         ("on", {}, body),
-        ("off", {"compress_min_bytes": 0}, body),
+        ("zstd", {"compression": "zstd"}, body),
+        ("off", {"compression": "none"}, body),
+        ("never", {"compress_min_bytes": 0}, body),
         ("small", {"compress_min_bytes": len(body) + 1}, body),
     ):
         broker = opened(face, tmp_path / name, **settings)
@@ -264,7 +272,35 @@ async def test_large_bodies_are_compressed_on_disk_unless_that_is_off(face: Face
         assert await data_of(await broker.queue("q")) == [payload]
     assert sizes["on"] - sizes["none"] < 2_000
     assert sizes["on"] < 2_000 + 1_000
-    assert sizes["off"] - sizes["none"] == sizes["small"] - sizes["none"] == len(body)
+    assert sizes["zstd"] < sizes["on"]
+    assert sizes["off"] == sizes["never"] == sizes["small"] == sizes["none"] + len(body)
+
+
+@pytest.mark.row("S1-51")
+async def test_zstd_without_its_library_is_told(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = opened(face, tmp_path / "d", compression="zstd")
+    await (await broker.queue("q")).publish(b"the same again and again. " * 400)
+    await broker.close()
+
+    def missing(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    compression._zstd.cache_clear()
+    try:
+        with pytest.raises(errors.InvalidConfig, match=r"rookery\[zstd\]") as caught:
+            opened(face, tmp_path / "other", compression="zstd")
+        assert caught.value.argument == "compression"
+        assert not (tmp_path / "other").exists()
+        # also where the message would not be read before somebody wants it
+        for page_bytes in (256 << 20, 1):
+            with pytest.raises(errors.StoreError, match=r"00000001.log holds at offset \d+ .*rookery\[zstd\]"):
+                opened(face, tmp_path / "d", page_bytes=page_bytes)
+    finally:
+        compression._zstd.cache_clear()
+    monkeypatch.undo()
+    broker = opened(face, tmp_path / "d")
+    assert len(await data_of(await broker.queue("q"))) == 1
 
 
 @pytest.mark.row("S1-52")

@@ -12,6 +12,7 @@ from rookery._bytes import BytesWriter
 from rookery.errors import InvalidArgument
 from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN, Death, Message, Route
 from rookery.store import records
+from rookery.store.compression import packer
 from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -23,10 +24,13 @@ PLACEMENT = st.tuples(NUMBERS, TIMES, TIMES, TIMES, NUMBERS, st.integers(0, 1))
 DEATH = st.builds(Death, TEXT, TEXT, TEXT, TEXT, TEXT, NUMBERS, TIMES, TIMES, NUMBERS, TIMES)
 
 
-def put(message: Message, placements: list[tuple[int, ...]], compress: bool = False) -> bytes:
+CODINGS = {"none": records.PLAIN, "zlib": records.ZLIB, "zstd": records.ZSTD}
+
+
+def put(message: Message, placements: list[tuple[int, ...]], compression: str = "none") -> bytes:
     w = BytesWriter()
-    body = records.compress(message.body) if compress else message.body
-    at = records.begin_put(w, message, body, compress, len(placements))
+    body = message.body if compression == "none" else packer(compression)(message.body)
+    at = records.begin_put(w, message, body, CODINGS[compression], len(placements))
     for placement in placements:
         records.place(w, *placement)
     records.end_put(w, at)
@@ -98,7 +102,7 @@ def test_no_batch_begins_in_noise_or_behind_the_end() -> None:
     st.integers(0, 3),
     st.lists(DEATH, max_size=3),
     st.lists(PLACEMENT, min_size=1, max_size=4),
-    st.booleans(),
+    st.sampled_from(["none", "zlib", "zstd"]),
 )
 def test_a_message_is_read_as_it_was_written(
     exchange: str,
@@ -111,7 +115,7 @@ def test_a_message_is_read_as_it_was_written(
     flags: int,
     deaths: list[Death],
     placements: list[tuple[int, ...]],
-    compress: bool,
+    compression: str,
 ) -> None:
     route = Route(exchange, key)
     if deaths:
@@ -119,7 +123,7 @@ def test_a_message_is_read_as_it_was_written(
         route.deaths = deaths
     message = Message(route, props, body, number, priority, expires_ms, flags)
     message.set_segment(77)
-    record = put(message, placements, compress)
+    record = put(message, placements, compression)
     assert facts(records.read_message(record, {})) == facts(message)
     assert records.read_message(record, {}).segment == 0
     reader = reader_of(record)
@@ -157,13 +161,16 @@ def test_a_long_key_and_a_large_body() -> None:
     assert facts(records.read_message(put(message, [(1, 1, 0, 0, 0, 0)]), {})) == facts(message)
 
 
-def test_compression_keeps_the_size_of_what_was_compressed() -> None:
+@pytest.mark.parametrize("compression", ["zlib", "zstd"])
+def test_compression_keeps_the_size_of_what_was_compressed(compression: str) -> None:
     message = Message(Route("", "q"), b"", b"again and " * 1_000, 1, 0, 0, PERSISTENT)
-    record = put(message, [(1, 1, 0, 0, 0, 0)], compress=True)
+    record = put(message, [(1, 1, 0, 0, 0, 0)], compression)
     assert len(record) < 300
     reader = reader_of(record)
     assert reader.next()
     assert reader.body_bytes == 10_000
+    assert reader.zstd == (compression == "zstd")
+    assert records.read_message(record, {}).body == message.body
 
 
 # The others
@@ -246,7 +253,7 @@ def test_a_record_of_a_stream_comes_back_and_can_be_written_again(
 ) -> None:
     message = Message(Route("x", key), b"\0\0", body, 77, 5, 9, PERSISTENT)
     w = BytesWriter()
-    records.write_record(w, 3, offset, stamp, message, body, False)
+    records.write_record(w, 3, offset, stamp, message, body, records.PLAIN)
     reader = records.Reader(w.getvalue(), 0, len(w))
     assert reader.next()
     found = (reader.kind, reader.queue, reader.seq, reader.enqueued_ms, reader.number)

@@ -12,7 +12,7 @@ declaration waits for that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
@@ -67,6 +67,8 @@ class Log:
         self.puts: i64 = 0
         self.ids_ceiling: i64 = 0
         self.compress_min: i64 = 0
+        self.pack: Any = None
+        self.coding: i64 = records.PLAIN
         self._definitions: list[bytes] = []
         self._changes: list[tuple[str, str, dict[str, object]]] = []
         self._queues: list[Queue] = []
@@ -357,12 +359,9 @@ class Log:
         self._stamps = vec[i64]()
 
     def _write_record(self, w: BytesWriter, number: i64, offset: i64, stamp: i64, message: Message) -> None:
-        if self.compress_min and len(message.body) >= self.compress_min:
-            small = records.compress(message.body)
-            if len(small) < len(message.body):
-                records.write_record(w, number, offset, stamp, message, small, True)
-                return
-        records.write_record(w, number, offset, stamp, message, message.body, False)
+        body = self._packed(message.body)
+        coding = records.PLAIN if body is message.body else self.coding
+        records.write_record(w, number, offset, stamp, message, body, coding)
 
     def _write_moved_records(self, w: BytesWriter, segment: i64) -> None:
         moved = self._moved_records
@@ -421,11 +420,16 @@ class Log:
         self.puts += 1
 
     def _begin_put(self, w: BytesWriter, message: Message, placements: i64) -> i64:
-        if self.compress_min and len(message.body) >= self.compress_min:
-            small = records.compress(message.body)
-            if len(small) < len(message.body):
-                return records.begin_put(w, message, small, True, placements)
-        return records.begin_put(w, message, message.body, False, placements)
+        body = self._packed(message.body)
+        coding = records.PLAIN if body is message.body else self.coding
+        return records.begin_put(w, message, body, coding, placements)
+
+    def _packed(self, body: bytes) -> bytes:
+        """The body made smaller, or itself where it is small already or that does not pay."""
+        if not self.compress_min or len(body) < self.compress_min:
+            return body
+        small: bytes = self.pack(body)
+        return small if len(small) < len(body) else body
 
     def _place(self, w: BytesWriter, queue: Queue, entry: Entry) -> None:
         flags: i64 = REDELIVERED if entry.redelivered else 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from rookery.errors import InvalidConfig
+from rookery.store.compression import COMPRESSIONS, NEEDS_ZSTD, is_available
 
 if TYPE_CHECKING:
     from rookery.embed.messages import Message
@@ -22,6 +23,9 @@ POLICIES: Final = get_args(OverflowPolicy)
 
 AckPolicy = Literal["none", "required", "timeout"]
 SYNCS: Final = ("always", "interval", "os")
+FIXED: Final = ("enable_persistence", "persistence_path", "sync", "page_bytes", "compression", "compress_min_bytes")
+"""Settings that cannot change while a broker runs."""
+
 Outcome = Literal["ack", "retry", "release", "reject"]
 ExchangeKind = Literal["direct", "fanout", "topic", "headers", "consistent-hash"]
 
@@ -75,6 +79,7 @@ class ConfigArguments(TypedDict, total=False):
     persistence_path: str
     sync: str
     page_bytes: int
+    compression: str
     compress_min_bytes: int
     require_body: bool
 
@@ -100,7 +105,8 @@ class Config:
     With `enable_persistence` durable queues, their persistent messages and what was published to topics are kept under
     `persistence_path`. `sync` says when a write is synced: `always` before it is answered, every second (`interval`),
     or when the system likes (`os`). Above `page_bytes` of messages in memory, long queues are left on disk; bodies of
-    `compress_min_bytes` and more are compressed there (0: never).
+    `compress_min_bytes` and more are compressed there, as `compression` says: `none`, `zlib`, or `zstd`, which needs
+    the extra of that name before Python 3.14.
     """
 
     topics_max: int = 0
@@ -122,6 +128,7 @@ class Config:
     persistence_path: str = ""
     sync: str = "always"
     page_bytes: int = 256 << 20
+    compression: str = "zlib"
     compress_min_bytes: int = 4096
     require_body: bool = False
 
@@ -146,6 +153,13 @@ class Config:
             )
         if self.sync not in SYNCS:
             raise InvalidConfig(f"sync must be one of {', '.join(SYNCS)}, not {self.sync!r}", argument="sync")
+        if self.compression not in COMPRESSIONS:
+            choices = ", ".join(COMPRESSIONS)
+            raise InvalidConfig(
+                f"compression must be one of {choices}, not {self.compression!r}", argument="compression"
+            )
+        if not is_available(self.compression):
+            raise InvalidConfig(f"compression {NEEDS_ZSTD}", argument="compression")
         if self.enable_persistence and not self.persistence_path:
             raise InvalidConfig("enable_persistence needs persistence_path", argument="persistence_path")
 

@@ -24,6 +24,7 @@ from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
 from rookery.store import changes, records
+from rookery.store.compression import packer
 from rookery.store.medium import Medium
 from rookery.store.pager import JournalPager
 from rookery.store.records import BACK, DEFINE, EXIT, MARK, PUT, RECORD, STATE
@@ -88,6 +89,7 @@ class Journal:
         access: Access | None = None,
         sync: str = "always",
         segment_bytes: int = SEGMENT_BYTES,
+        compression: str = "zlib",
         compress_min: int = 0,
         on_progress: Callable[[], None] | None = None,
         spill_directory: Path | None = None,
@@ -105,7 +107,8 @@ class Journal:
         self.retired = 0
         self._post = post
         self._on_progress = on_progress
-        self._compress_min = compress_min
+        self._compress_min = 0 if compression == "none" else compress_min
+        self._compression = compression
         self._seq = 0
         self._in_flight: tuple[int, int, int, bytes, bool] | None = None
         self._flying_at = 0
@@ -165,7 +168,10 @@ class Journal:
         self.log.active = True
         if self.access is not None:
             self.access.on_change = self._access_changed
-        self.log.compress_min = self._compress_min
+        if self._compress_min:
+            self.log.compress_min = self._compress_min
+            self.log.coding = records.ZSTD if self._compression == "zstd" else records.ZLIB
+            self.log.pack = packer(self._compression)
         for queue in shard.numbered.values():
             queue.journaled = True
         return recovery

@@ -28,6 +28,7 @@ from mypy_extensions import i16, i32, i64, u8
 from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
 from rookery.model import Death, Message, Route
+from rookery.store.compression import unpack
 
 MAGIC: Final[i32] = 0x524B4231
 """`RKB1`: a batch of format 1."""
@@ -56,6 +57,12 @@ _PRIORITY: Final[i64] = 1
 _EXPIRES: Final[i64] = 2
 _HISTORY: Final[i64] = 4
 _COMPRESSED: Final[i64] = 8
+_ZSTD: Final[i64] = 16
+
+# How a body is written
+PLAIN: Final[i64] = 0
+ZLIB: Final[i64] = _COMPRESSED
+ZSTD: Final[i64] = _COMPRESSED | _ZSTD
 
 
 def seal(payload: bytes, epoch: i64, seq: i64, synced: i64) -> bytes:
@@ -137,18 +144,18 @@ def route_record(route: Route) -> bytes:
     return route.record
 
 
-def begin_put(w: BytesWriter, message: Message, body: bytes, compressed: bool, placements: i64) -> i64:
+def begin_put(w: BytesWriter, message: Message, body: bytes, coding: i64, placements: i64) -> i64:
     """Write a PUT up to its placements, which must follow; returns what `end_put` needs."""
     w.append(u8(PUT))
     at: i64 = len(w)
     write_i32_be(w, 0)
-    _write_message(w, message, body, compressed)
+    _write_message(w, message, body, coding)
     write_i32_be(w, i32(placements))
     return at
 
 
 def write_record(
-    w: BytesWriter, partition: i64, offset: i64, stamp: i64, message: Message, body: bytes, compressed: bool
+    w: BytesWriter, partition: i64, offset: i64, stamp: i64, message: Message, body: bytes, coding: i64
 ) -> None:
     """Write a RECORD."""
     w.append(u8(RECORD))
@@ -157,7 +164,7 @@ def write_record(
     write_i32_be(w, i32(partition))
     write_i64_be(w, offset)
     write_i64_be(w, stamp)
-    _write_message(w, message, body, compressed)
+    _write_message(w, message, body, coding)
     _patch_length(w, at)
 
 
@@ -170,7 +177,7 @@ def write_record_again(w: BytesWriter, record: bytes, partition: i64, offset: i6
     w.write(record[_RECORD_HEAD:])
 
 
-def _write_message(w: BytesWriter, message: Message, body: bytes, compressed: bool) -> None:
+def _write_message(w: BytesWriter, message: Message, body: bytes, coding: i64) -> None:
     route = message.route
     options: i64 = 0
     if message.priority:
@@ -179,8 +186,7 @@ def _write_message(w: BytesWriter, message: Message, body: bytes, compressed: bo
         options |= _EXPIRES
     if route.origin_id:
         options |= _HISTORY
-    if compressed:
-        options |= _COMPRESSED
+    options |= coding
     write_i64_be(w, message.id)
     w.append(u8(i64(message.flags) & 255))
     w.append(u8(options))
@@ -198,7 +204,7 @@ def _write_message(w: BytesWriter, message: Message, body: bytes, compressed: bo
     w.write(message.props)
     write_i32_be(w, i32(len(body)))
     w.write(body)
-    if compressed:
+    if coding:
         write_i32_be(w, i32(len(message.body)))
 
 
@@ -329,10 +335,11 @@ class Reader:
         self.due_ms: i64 = 0
         self.attempts: i64 = 0
         self.flags: i64 = 0
-        # puts; a plain one has no priority, expiry or history
+        # puts; a plain one has no priority, expiry or history. Of puts and records, whether the body is in zstd
         self.placements: i64 = 0
         self.body_bytes: i64 = 0
         self.plain = False
+        self.zstd = False
         self._at: i64 = 0
         self.number: i64 = 0
 
@@ -362,6 +369,7 @@ class Reader:
             self.seq = read_i64_be(data, pos + 9)
             self.enqueued_ms = read_i64_be(data, pos + 17)
             self.number = read_i64_be(data, pos + _RECORD_HEAD)
+            self.zstd = i64(data[pos + _RECORD_HEAD + 9]) & _ZSTD != 0
         elif kind == BACK:
             self.queue = i64(read_i32_be(data, pos + 1))
             self.seq = read_i64_be(data, pos + 5)
@@ -404,6 +412,7 @@ class Reader:
         if options & _COMPRESSED:
             self.body_bytes = i64(read_i32_be(data, at))
             at += 4
+        self.zstd = options & _ZSTD != 0
         self.plain = options & (_PRIORITY | _EXPIRES | _HISTORY) == 0
         self._at = at
 
@@ -471,9 +480,5 @@ def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
     size = i64(read_i32_be(record, at))
     body = record[at + 4 : at + 4 + size]
     if options & _COMPRESSED:
-        body = zlib.decompress(body)
+        body = unpack(body, options & _ZSTD != 0)
     return Message(route, props, body, read_i64_be(record, head), priority, expires_ms, flags)
-
-
-def compress(body: bytes) -> bytes:
-    return zlib.compress(body, 1)

@@ -18,9 +18,10 @@ from rookery.core.log import REDELIVERED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition
-from rookery.errors import StoreDamaged
+from rookery.errors import StoreDamaged, StoreError
 from rookery.model import Message, Route
 from rookery.store import records
+from rookery.store.compression import NEEDS_ZSTD, is_available
 from rookery.store.records import BACK, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 
 CHUNK: Final[i64] = 4096
@@ -201,6 +202,8 @@ class Recovery:
             if reader.number > self._shard.last_id:
                 self._shard.last_id = reader.number
         elif kind == RECORD:
+            if reader.zstd:
+                self._check_zstd(segment, offset)
             tail = self._tails.get(reader.queue)
             if tail is None:
                 tail = Tail()
@@ -232,6 +235,12 @@ class Recovery:
                 self.states[segment] = int(reader.stop - reader.start)
                 self._expected = cast(dict[str, list[int]], document)["segments"]
             self._on_document(int(kind), document)
+
+    def _check_zstd(self, segment: i64, offset: i64) -> None:
+        """Better now than when the message is wanted."""
+        if not is_available("zstd"):
+            name = self._name(int(segment))
+            raise StoreError(f"{name} holds at offset {offset} what is compressed with zstd; {NEEDS_ZSTD}")
 
     def _places_of(self, queue: i64) -> Places:
         places = self._places.get(queue)
@@ -350,6 +359,8 @@ class Recovery:
                 attempts = back[1]
                 flags = back[2]
             again = flags & REDELIVERED != 0
+            if reader.zstd:
+                self._check_zstd(segment, offset)
             self._shard.log.add_live(segment, 1)
             self.messages += 1
             if reader.plain and due <= self._shard.wall_ms and queue.lines.stays_paged(reader.seq):

@@ -35,6 +35,7 @@ from rookery.embed.context import (
 from rookery.embed.engine import AsyncEngine, AsyncSignal
 from rookery.embed.messages import Message
 from rookery.embed.options import (
+    FIXED,
     AckPolicy,
     Config,
     ConfigArguments,
@@ -85,6 +86,7 @@ class AsyncBroker:
                 Path(wanted.persistence_path),
                 sync=wanted.sync,
                 page_bytes=wanted.page_bytes,
+                compression=wanted.compression,
                 compress_min_bytes=wanted.compress_min_bytes,
             )
         home = self._engine.shard.tenants.get(tenant) or self._engine.shard.create_tenant(tenant)
@@ -180,7 +182,7 @@ class AsyncBroker:
         """Change settings while running; an invalid one changes nothing. Subscriptions keep the buffers they have."""
         self._context.check_open()
         config = self._context.config.replace(**changes)
-        for fixed in ("enable_persistence", "persistence_path", "sync", "page_bytes", "compress_min_bytes"):
+        for fixed in FIXED:
             if getattr(config, fixed) != getattr(self._context.config, fixed):
                 raise InvalidConfig(f"{fixed} cannot change while the broker runs", argument=fixed)
         async with self._engine.change:

@@ -36,6 +36,7 @@ from rookery.embed.context import (
 from rookery.embed.engine import Engine, Signal
 from rookery.embed.messages import Message
 from rookery.embed.options import (
+    FIXED,
     AckPolicy,
     Config,
     ConfigArguments,
@@ -86,6 +87,7 @@ class Broker:
                 Path(wanted.persistence_path),
                 sync=wanted.sync,
                 page_bytes=wanted.page_bytes,
+                compression=wanted.compression,
                 compress_min_bytes=wanted.compress_min_bytes,
             )
         home = self._engine.shard.tenants.get(tenant) or self._engine.shard.create_tenant(tenant)
@@ -170,7 +172,7 @@ class Broker:
         """Change settings while running; an invalid one changes nothing. Subscriptions keep the buffers they have."""
         self._context.check_open()
         config = self._context.config.replace(**changes)
-        for fixed in ("enable_persistence", "persistence_path", "sync", "page_bytes", "compress_min_bytes"):
+        for fixed in FIXED:
             if getattr(config, fixed) != getattr(self._context.config, fixed):
                 raise InvalidConfig(f"{fixed} cannot change while the broker runs", argument=fixed)
         with self._engine.change:

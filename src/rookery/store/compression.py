@@ -1,0 +1,66 @@
+"""How large bodies are made smaller on disk: with zlib, which is always there, or with zstd.
+
+zstd comes with Python 3.14 and newer; before that it is the package `zstandard`, which the extra `zstd` installs. It is
+looked for when somebody asks for it, or when a journal holds what was made with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from rookery.errors import StoreError
+
+COMPRESSIONS: Final = ("none", "zlib", "zstd")
+NEEDS_ZSTD: Final = 'zstd needs Python 3.14 or the package zstandard: pip install "rookery[zstd]"'
+
+ZLIB_LEVEL: Final = 1
+ZSTD_LEVEL: Final = 3
+
+
+Packer = Callable[[bytes], bytes]
+
+
+@functools.cache
+def _zstd() -> tuple[Callable[[], Packer], Packer] | None:
+    """What makes a packer, and what unpacks; None where there is no library."""
+    try:
+        standard: Any = importlib.import_module("compression.zstd")
+    except ImportError:
+        try:
+            package: Any = importlib.import_module("zstandard")
+        except ImportError:
+            return None
+        # the package's contexts are not for several threads at once: a packer has one owner, unpacking anybody may do
+        return (
+            lambda: package.ZstdCompressor(level=ZSTD_LEVEL).compress,
+            lambda body: package.ZstdDecompressor().decompress(body),
+        )
+    return lambda: lambda body: standard.compress(body, ZSTD_LEVEL), standard.decompress
+
+
+def is_available(name: str) -> bool:
+    return name != "zstd" or _zstd() is not None
+
+
+def packer(name: str) -> Packer:
+    """What makes a body smaller, for one owner: `zlib` or `zstd`."""
+    if name == "zlib":
+        return lambda body: zlib.compress(body, ZLIB_LEVEL)
+    found = _zstd()
+    if found is None:
+        raise StoreError(NEEDS_ZSTD)
+    return found[0]()
+
+
+def unpack(body: bytes, is_zstd: bool) -> bytes:
+    """The body as it was."""
+    if not is_zstd:
+        return zlib.decompress(body)
+    found = _zstd()
+    if found is None:
+        raise StoreError(NEEDS_ZSTD)
+    return found[1](body)
