@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rookery import properties
+from rookery.core import streams
 from rookery.errors import InvalidArgument, StoreDamaged, StoreLocked
 from rookery.store.repair import Report, inspect, repair
 from tests.contract.journal_world import FileSite, World, batches, picture
@@ -336,6 +338,62 @@ def test_a_broken_epoch(place: Place, tmp_path: Path, text: str | None) -> None:
     assert report.damage[0].file == str(place.directory / "epoch")
     assert len(content(world)) == 11
     assert world.shard.epoch > 1
+    world.close()
+
+
+# Streams
+
+
+def test_lost_records_of_a_stream_leave_empty_ones(tmp_path: Path) -> None:
+    made = Place(tmp_path)
+    world = made.start(segment_bytes=700)
+    streams.declare(world.tenant(), "log", {})
+    for n in range(20):
+        world.publish(b"record %d " % n + b"x" * 100, "log")
+        world.write()
+    world.close()
+    for n, text in ((3, b"record 3 "), (4, b"record 4 "), (8, b"record 8 ")):
+        number = next(number for number in made.numbers() if text in made.path(number).read_bytes())
+        if n == 8:
+            # with all that is in it
+            made.path(number).unlink()
+        else:
+            made.flip(number, made.path(number).read_bytes().index(text) - 50)
+    report = repair(made.directory, tmp_path / "out")
+    assert report.records_lost
+    world = made.start(tmp_path / "out")
+    (partition,) = world.tenant().stream("log").partitions
+    assert (partition.tail, partition.visible) == (0, 20)
+    found = [world.shard.message_of(partition.record(offset)) for offset in range(20)]
+    for n, message in enumerate(found):
+        if message.body:
+            assert message.body.startswith(b"record %d " % n)
+        else:
+            assert properties.decode(message.props).headers == {"x-lost": True}
+    assert sum(not message.body for message in found) == report.records_lost
+    stamps = [int(partition.stamp(offset)) for offset in range(20)]
+    assert stamps == sorted(stamps)
+    assert len({int(message.id) for message in found}) == 20
+    world.publish(b"next", "log")
+    world.write()
+    assert partition.visible == 21
+    world.close()
+
+
+def test_an_untouched_stream_is_kept_as_it_is(tmp_path: Path) -> None:
+    made = Place(tmp_path)
+    world = made.start(segment_bytes=700)
+    streams.declare(world.tenant(), "empty", {})
+    streams.declare(world.tenant(), "log", {})
+    for n in range(12):
+        world.publish(b"record %d " % n + b"x" * 100, "log")
+        world.write()
+    world.close()
+    report = repair(made.directory, tmp_path / "out")
+    assert (report.records_lost, report.messages) == (0, 12)
+    world = made.start(tmp_path / "out")
+    assert world.tenant().stream("empty").partitions[0].visible == 0
+    assert world.tenant().stream("log").partitions[0].visible == 12
     world.close()
 
 

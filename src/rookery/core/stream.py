@@ -187,7 +187,7 @@ class Partition:
             shard.log.append(self, message, offset, stamp)
         else:
             w = BytesWriter()
-            records.write_record(w, self.number, offset, stamp, message, message.body, False)
+            records.write_record(w, self.number, offset, stamp, message, message.body, records.PLAIN)
             block.places = append(block.places, shard.keep_record(w.getvalue(), size))
             self._unplaced = self.end
             self.visible = self.end

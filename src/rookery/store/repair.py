@@ -19,13 +19,16 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from rookery import properties
 from rookery._bytes import BytesWriter
 from rookery.core.shard import Shard
 from rookery.errors import InvalidArgument, RookeryError, StoreDamaged, StoreError
+from rookery.model import PERSISTENT, Message, Route
 from rookery.store import changes, disk, records
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
-from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.recovery import Tail
 from rookery.store.segments import Segments
 
 Progress = Callable[[int, int], None]
@@ -35,6 +38,9 @@ HEADER: Final = int(records.BATCH_HEADER_BYTES)
 IDS_STEP: Final = 1 << 20
 LATE_MS: Final = 1 << 61
 PAGE_BYTES: Final = 64 << 20
+FILL_BYTES: Final = 1 << 20
+FAR_RECORDS: Final = 1 << 16
+"""A doubtful record further than this from the one before it has a wrong offset."""
 
 _UNREADABLE: Final = (RookeryError, ValueError, IndexError, KeyError, TypeError, OverflowError, zlib.error)
 
@@ -87,6 +93,9 @@ class Report:
     doubtful_messages: int = 0
     settles_left_out: int = 0
     definitions_left_out: int = 0
+    records_lost: int = 0
+    """Records of streams, in whose places there are empty ones now."""
+
     recovered_queues: list[str] = field(default_factory=list)
     """Queues whose definition is lost; their messages are in queues of these names in the tenant `recovered`."""
 
@@ -116,6 +125,8 @@ class Report:
                 text.append(f"{self.settles_left_out} settles are lost: those messages will be delivered again")
             if self.definitions_left_out:
                 text.append(f"{self.definitions_left_out} changes of definitions are lost")
+            if self.records_lost:
+                text.append(f"{self.records_lost} records of streams are lost: empty ones (x-lost) have their offsets")
             text += [f"queue recovered/{name} holds messages of a lost queue" for name in self.recovered_queues]
         if self.kept is not None:
             text.append(f"the damaged directory is kept as {self.kept}")
@@ -312,6 +323,7 @@ class _Repair:
         self._scratch = Shard(b"", 1)
         self._known: set[int] = set()
         self._orphans: dict[int, None] = {}
+        self._tails: dict[int, Tail] = {}
 
     def run(self) -> Report:
         try:
@@ -387,6 +399,8 @@ class _Repair:
         kind = reader.kind
         if kind == PUT:
             return self._is_message(reader, sure)
+        if kind == RECORD:
+            return self._is_record(reader, sure)
         if kind == IDS or kind == RETIRED or kind == EXIT or kind == BACK:
             if kind == IDS and sure:
                 self._top_id = max(self._top_id, int(reader.number))
@@ -421,6 +435,44 @@ class _Repair:
                 self._orphans[queue] = None
         return True
 
+    def _is_record(self, reader: Reader, sure: bool) -> bool:
+        number, offset = int(reader.queue), int(reader.seq)
+        found = self._tails.setdefault(number, Tail()) if sure else self._tails.get(number)
+        if found is None:
+            return False
+        if not sure:
+            # raises when a part of it does not fit the others
+            records.read_message(reader.raw(), {})
+            if not 0 <= offset - int(found.places.last_seq) <= FAR_RECORDS:
+                return False
+            self._report.doubtful_messages += 1
+        self._top_id = max(self._top_id, int(reader.number))
+        found.set(offset, 1, reader.enqueued_ms, 0)
+        return True
+
+    def _fill_streams(self) -> None:
+        """Put an empty record in the place of each that is lost: offsets have no gaps."""
+        w = BytesWriter()
+        route, props = Route("", ""), properties.with_headers(properties.EMPTY, {"x-lost": True})
+        for number, partition in self._scratch.partitions.items():
+            found = self._tails.get(number, Tail())
+            stamp = 0
+            for offset in range(int(partition.tail), max(int(partition.end), int(found.places.last_seq) + 1)):
+                if found.places.get(offset):
+                    stamp = int(found.stamps.get(offset))
+                    continue
+                if not offset and not partition.end and not found.places.last_seq:
+                    # nothing was ever there
+                    break
+                self._top_id += 1
+                lost = Message(route, props, b"", self._top_id, 0, 0, PERSISTENT)
+                records.write_record(w, number, offset, stamp, lost, b"", records.PLAIN)
+                self._report.records_lost += 1
+                if len(w) > FILL_BYTES:
+                    self._write(w.getvalue(), self._epoch())
+                    w = BytesWriter()
+        self._write(w.getvalue(), self._epoch())
+
     def _replay(self, kind: int, document: dict[str, Any], w: BytesWriter, sure: bool) -> bool:
         """Apply a document to the scratch definitions; False when it does not fit them."""
         try:
@@ -450,12 +502,16 @@ class _Repair:
         tenant = self._scratch.tenants.get(document["tenant"])
         operation = document["op"]
         name = document.get("name")
-        if tenant is None or operation not in ("queue", "exchange"):
+        if tenant is None or operation not in ("queue", "exchange", "stream"):
             return
         gone: dict[str, Any] | None = None
         if operation == "queue" and name in tenant.queues and tenant.queues[name].number != document["number"]:
             gone = {"op": "drop-queue", "tenant": tenant.name, "name": name}
             gone["number"] = int(tenant.queues[name].number)
+        elif operation == "stream" and name in tenant.streams:
+            number = int(tenant.streams[name].partitions[0].number)
+            if number not in document["numbers"]:
+                gone = {"op": "drop-stream", "tenant": tenant.name, "name": name, "number": number}
         elif operation == "exchange" and name in tenant.exchanges:
             gone = {"op": "drop-exchange", "tenant": tenant.name, "name": name}
         if gone is not None:
@@ -479,6 +535,7 @@ class _Repair:
         """Say what the next owner must know: segments that are gone, numbers not to be used, queues of nobody."""
         if not self._last:
             return
+        self._fill_streams()
         w = BytesWriter()
         written = {segment.number for segment in self._report.segments}
         for number in [*self._look.missing(written), *self._empty_segments()]:
