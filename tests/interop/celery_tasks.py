@@ -22,6 +22,7 @@ COMMON: Final[dict[str, Any]] = {
 }
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "classic": COMMON,
+    "late": COMMON | {"task_acks_late": True, "task_reject_on_worker_lost": True},
     "priority": COMMON | {"task_queue_max_priority": 10, "task_acks_late": True},
     # Delayed delivery needs a topic exchange: it puts the delay in front of the routing key.
     "quorum": COMMON

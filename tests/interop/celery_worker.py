@@ -16,7 +16,7 @@ PATIENCE_SEC = 30
 
 
 class Worker:
-    """`celery worker` that takes tasks from the queue of its own name; it is ready when this is made."""
+    """`celery worker` on one queue, by default that of its own name; it is ready when this is made."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class Worker:
         name: str,
         broker: str,
         *flags: str,
+        queue: str = "",
         pool: str = "solo",
         backend: str = "rpc://",
         settings: str = "classic",
@@ -40,7 +41,7 @@ class Worker:
             "AUTOSCALE_KEEPALIVE": "0.5",
         }
         self.process = subprocess.Popen(
-            [*command, "-P", pool, "-Q", name, "-l", "info", "-E", *flags],
+            [*command, "-P", pool, "-Q", queue or name, "-l", "info", "-E", *flags],
             cwd=folder,
             env=environ,
             stdout=subprocess.PIPE,

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from tests.interop.celery_tasks import SETTINGS
+from tests.interop.celery_client import client_of, eventually, lines, url_of
 from tests.interop.celery_worker import PATIENCE_SEC, Worker
 from tests.interop.redis_server import redis_running
 from tests.interop.server import ServerProcess, serving
@@ -30,10 +29,6 @@ def broker(server: ServerProcess) -> Iterator[str]:
     yield url_of(server)
     # shared by all applications of a process
     kombu.pools.reset()
-
-
-def url_of(server: ServerProcess) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{server.amqp}//"
 
 
 @pytest.fixture(scope="module")
@@ -63,29 +58,6 @@ def prefork(start: Start) -> Worker:
 def client(broker: str) -> Iterator[Celery]:
     with client_of(broker) as app:
         yield app
-
-
-@contextmanager
-def client_of(broker: str, backend: str = "rpc://", settings: str = "classic") -> Iterator[Celery]:
-    with Celery("client", broker=broker, backend=backend, set_as_current=False) as app:
-        app.conf.update(SETTINGS[settings])
-        yield app
-        connection = getattr(app.backend.result_consumer, "_connection", None)
-        if connection is not None:
-            connection.close()
-
-
-def eventually(found: Callable[[], Any]) -> Any:
-    """The first answer that counts."""
-    deadline = time.monotonic() + PATIENCE_SEC
-    while not (answer := found()):
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.02)
-    return answer
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
 def release(path: Path) -> None:
