@@ -20,7 +20,9 @@ try:
         write_f64_be,
         write_i16_be,
         write_i32_be,
+        write_i32_le,
         write_i64_be,
+        write_i64_le,
     )
     from librt.vecs import append, pop, vec
 except ImportError:
@@ -38,7 +40,9 @@ except ImportError:
         write_f64_be,
         write_i16_be,
         write_i32_be,
+        write_i32_le,
         write_i64_be,
+        write_i64_le,
     )
 
 __all__ = [
@@ -55,5 +59,7 @@ __all__ = [
     "write_f64_be",
     "write_i16_be",
     "write_i32_be",
+    "write_i32_le",
     "write_i64_be",
+    "write_i64_le",
 ]

@@ -20,6 +20,8 @@ T = TypeVar("T")
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
+_I32_LE = struct.Struct("<i")
+_I64_LE = struct.Struct("<q")
 _F32 = struct.Struct(">f")
 _F64 = struct.Struct(">d")
 
@@ -125,6 +127,14 @@ def write_i32_be(b: BytesWriter, n: int, /) -> None:
 
 def write_i64_be(b: BytesWriter, n: int, /) -> None:
     _put(b, _I64, n)
+
+
+def write_i32_le(b: BytesWriter, n: int, /) -> None:
+    _put(b, _I32_LE, n)
+
+
+def write_i64_le(b: BytesWriter, n: int, /) -> None:
+    _put(b, _I64_LE, n)
 
 
 def write_f32_be(b: BytesWriter, n: float, /) -> None:

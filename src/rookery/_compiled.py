@@ -32,6 +32,7 @@ HOT_MODULES: Final = (
     "rookery.core.log",
     "rookery.core.shard",
     "rookery.store.records",
+    "rookery.store.columns",
     "rookery.store.recovery",
     "rookery.wire.turn",
     "rookery.wire.amqp_codec",

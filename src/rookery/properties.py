@@ -291,6 +291,56 @@ def check(props: bytes) -> None:
         raise _malformed("the values do not end where the list does")
 
 
+@final
+class Places:
+    """Where the values of a list stand that lies within other bytes; 0 for those that are not there.
+
+    Texts have their length in the octet there. Headers are the fields from `headers` to `headers_end`.
+    """
+
+    def __init__(self) -> None:
+        self.content_type: i64 = 0
+        self.content_encoding: i64 = 0
+        self.headers: i64 = 0
+        self.headers_end: i64 = 0
+        self.correlation_id: i64 = 0
+        self.reply_to: i64 = 0
+        self.message_id: i64 = 0
+        self.timestamp: i64 = 0
+
+    def read(self, data: bytes, pos: i64, end: i64) -> None:
+        """Look at the list data[pos:end], which is well-formed: whoever published it was made sure of that."""
+        flags = (i64(read_i16_be(data, pos)) & 0xFFFF) if end - pos >= 2 else 0
+        pos += 2
+        self.content_type = pos if flags & _CONTENT_TYPE else 0
+        if flags & _CONTENT_TYPE:
+            pos += 1 + data[pos]
+        self.content_encoding = pos if flags & _CONTENT_ENCODING else 0
+        if flags & _CONTENT_ENCODING:
+            pos += 1 + data[pos]
+        self.headers = pos + 4 if flags & _HEADERS else 0
+        self.headers_end = 0
+        if flags & _HEADERS:
+            pos = _after_sized(data, pos, end)
+            self.headers_end = pos
+        if flags & _DELIVERY_MODE:
+            pos += 1
+        if flags & _PRIORITY:
+            pos += 1
+        self.correlation_id = pos if flags & _CORRELATION_ID else 0
+        if flags & _CORRELATION_ID:
+            pos += 1 + data[pos]
+        self.reply_to = pos if flags & _REPLY_TO else 0
+        if flags & _REPLY_TO:
+            pos += 1 + data[pos]
+        if flags & _EXPIRATION:
+            pos += 1 + data[pos]
+        self.message_id = pos if flags & _MESSAGE_ID else 0
+        if flags & _MESSAGE_ID:
+            pos += 1 + data[pos]
+        self.timestamp = pos if flags & _TIMESTAMP else 0
+
+
 # One value of a list
 
 

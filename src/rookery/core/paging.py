@@ -16,6 +16,8 @@ PAGE_ENTRIES: Final[i64] = 1024
 PLACE_BITS: Final[i64] = 36
 """A place is segment << 36 | offset: segments are far smaller than 64 GiB."""
 
+OFFSET_MASK: Final[i64] = (1 << PLACE_BITS) - 1
+
 SPILLED: Final[i64] = 1 << 62
 """Added to the place of a transient entry: it stands in a spill file."""
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rookery.core.stream import Partition, Stream
 
 TICK_MS: Final = 1_000
+GRACE_MS: Final = 3_600_000
+"""How long a file stays that was let go of: somebody may be reading it."""
 
 
 def tick(shard: Shard) -> int:
@@ -69,11 +71,11 @@ def release(partition: Partition, floor: int) -> None:
         return
     partition.first = first
     tenant = partition.stream.tenant
-    tenant.shard.log.change(
-        "trim",
-        tenant.name,
-        {"partition": int(partition.number), "first": first, "files": [file.path for file in dropped]},
-    )
+    paths = [file.path for file in dropped]
+    due = int(tenant.shard.wall_ms) + GRACE_MS
+    row: dict[str, object] = {"partition": int(partition.number), "first": first, "files": paths, "due_ms": due}
+    tenant.shard.log.change("trim", tenant.name, row)
+    tenant.shard.condemn(paths, GRACE_MS)
 
 
 def _young(partition: Partition, stamp: int) -> int:

@@ -66,6 +66,8 @@ class Shard:
         self.partitions: dict[int, Partition] = {}
         self.stirred: list[Partition] = []
         self.streams_due_ms: i64 = NEVER
+        # files that were let go of: when they may be deleted, and the batch that must be durable before
+        self.condemned: dict[str, tuple[int, int]] = {}
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
         self.page_bytes: i64 = NEVER
         self.pager: Pager | None = None
@@ -145,6 +147,11 @@ class Shard:
             pager.forget(place)
         else:
             self.log.died(place >> PLACE_BITS)
+
+    def condemn(self, paths: list[str], grace_ms: int) -> None:
+        """These files are needed no more once what happened so far is durable, and a grace is over."""
+        for path in paths:
+            self.condemned[path] = (int(self.wall_ms) + grace_ms, int(self.log.horizon()))
 
     def message_of(self, record: bytes) -> Message:
         """The message of a stream's record."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from rookery import properties
-from rookery._bytes import BytesWriter, append, vec
+from rookery._bytes import BytesWriter, append, vec, write_i64_be
 from rookery.core.paging import PLACE_BITS
 from rookery.errors import InvalidArgument, InvalidType, OffsetOutOfRange
 from rookery.model import Message
@@ -278,19 +278,21 @@ class Partition:
         block = self._block(offset)
         return block.stamp(offset - block.first)
 
-    def places(self, start: i64, stop: i64) -> list[int]:
-        """The places of a run of the tail."""
-        found: list[int] = []
+    def run(self, start: i64, stop: i64) -> tuple[bytes, bytes]:
+        """The places and the times of a run of the tail, 64 bits each."""
+        places = BytesWriter()
+        stamps = BytesWriter()
         at = start
         while at < stop:
             block = self._block(at)
             i = at - block.first
             last = min(stop, block.end()) - block.first
             while i < last:
-                found.append(block.places[i])
+                write_i64_be(places, block.places[i])
+                write_i64_be(stamps, block.stamp(i))
                 i += 1
             at = block.first + last
-        return found
+        return places.getvalue(), stamps.getvalue()
 
     def record(self, offset: i64) -> bytes:
         """A record of the tail, as it stands in the journal."""

@@ -84,9 +84,13 @@ def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     del tenant.streams[name]
     tenant.unbind_target(stream)
     tenant.version += 1
+    paths = [file.path for partition in stream.partitions for file in partition.files]
     stream.end("deleted")
     for partition in stream.partitions:
         tenant.shard.partitions.pop(int(partition.number), None)
     number = int(stream.partitions[0].number)
-    tenant.shard.log.change("drop-stream", tenant.name, {"name": name, "number": number})
+    due = int(tenant.shard.wall_ms)
+    row: dict[str, object] = {"name": name, "number": number, "files": paths, "due_ms": due}
+    tenant.shard.log.change("drop-stream", tenant.name, row)
+    tenant.shard.condemn(paths, 0)
     return count

@@ -55,6 +55,7 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
     return {
         "definitions": whole,
         "numbers": numbers,
+        "condemned": {path: due for path, (due, _) in shard.condemned.items()},
         "streams": [_stream_state(s) for tenant in shard.tenants.values() for s in tenant.streams.values()],
         "queue_numbers": int(shard.queue_numbers),
         "last_id": int(shard.last_id),
@@ -115,6 +116,7 @@ def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> No
         place = shard.tenants[tenant].queues[queue]
         shard.number_queue(place, number)
         place.seq = max(int(place.seq), seq)
+    shard.condemned = {path: (due, 0) for path, due in document.get("condemned", {}).items()}
     _restore_streams(shard, document.get("streams", []))
     shard.queue_numbers = max(int(shard.queue_numbers), document["queue_numbers"])
     shard.last_id = max(int(shard.last_id), document["last_id"])
@@ -131,6 +133,10 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
     if operation in ACCESS:
         if access is not None:
             access.put(operation, row)
+        return
+    if operation == "unlinked":
+        for path in row["paths"]:
+            shard.condemned.pop(path, None)
         return
     tenant = shard.tenants.get(row["tenant"])
     if tenant is None:
@@ -183,6 +189,8 @@ def _replay_topology(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
 
 def _replay_stream(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
     operation = row["op"]
+    for path in row.get("files", ()):
+        shard.condemned[path] = (row["due_ms"], 0)
     if operation == "stream":
         if row["name"] not in tenant.streams:
             streams.make(tenant, row["name"], row["settings"], row["numbers"])

@@ -126,6 +126,8 @@ class Journal:
         self._tidy_soon = False
         self._tidy_at_ms = 0
         self._tidied = 0
+        self._holds = 0
+        self._held: list[int] = []
         self._carried_exits: dict[int, int] = {}
         self._forgotten: dict[tuple[str, str], int] = {}
         self.pager = JournalPager(self._read_written, self._flying, spill_directory)
@@ -419,6 +421,26 @@ class Journal:
         segment.state_bytes = len(records.encode_json(state))
         self.log.note_first(STATE, state)
 
+    # Holding segments, for whoever reads them in another thread or process
+
+    def hold(self) -> None:
+        """Keep every segment from being deleted until `release`."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """The end of a `hold`: what was retired meanwhile is deleted."""
+        self._holds -= 1
+        if not self._holds and not self._closed:
+            for number in self._held:
+                self.medium.delete(number)
+            self._held.clear()
+
+    def _delete(self, number: int) -> None:
+        if self._holds:
+            self._held.append(number)
+        else:
+            self.medium.delete(number)
+
     def has_segment(self, number: int) -> bool:
         return any(segment.number == number for segment in self.segments)
 
@@ -612,7 +634,7 @@ class _Retiring:
         if self._wait_for is not None and batch >= self._wait_for:
             journal = self.journal
             journal.segments.remove(self.segment)
-            journal.medium.delete(self.segment.number)
+            journal._delete(self.segment.number)
             journal.retired += 1
             journal._retiring = None
             journal._tidy_soon = True

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from rookery._bytes import read_i32_be
-from rookery.core.paging import PLACE_BITS, SPILLED, Pager
+from rookery.core.paging import OFFSET_MASK, PLACE_BITS, SPILLED, Pager
 
 WINDOW_BYTES: Final = 256 << 10
 SPILL_BYTES: Final = 64 << 20
-OFFSET_MASK: Final = (1 << PLACE_BITS) - 1
 
 
 class _Spill:

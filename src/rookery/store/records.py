@@ -437,6 +437,88 @@ class Reader:
         return self._data[self.start : self.stop]
 
 
+@final
+class RecordView:
+    """Where the parts of a RECORD stand in the bytes that it lies in."""
+
+    def __init__(self) -> None:
+        self.stop: i64 = 0
+        self.offset: i64 = 0
+        self.stamp: i64 = 0
+        self.priority: i64 = 0
+        self.expires_ms: i64 = 0
+        self.exchange_at: i64 = 0
+        self.exchange_end: i64 = 0
+        self.key_at: i64 = 0
+        self.key_end: i64 = 0
+        self.props_at: i64 = 0
+        self.props_end: i64 = 0
+        self._message: i64 = 0
+        self._options: i64 = 0
+        self._body_at: i64 = 0
+        self._body_end: i64 = 0
+
+    def read(self, data: bytes, pos: i64) -> None:
+        """Look at the RECORD that begins here."""
+        self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+        self.offset = read_i64_be(data, pos + 9)
+        self.stamp = read_i64_be(data, pos + 17)
+        at = pos + _RECORD_HEAD
+        self._message = at
+        options: i64 = i64(data[at + 9])
+        self._options = options
+        at += 10
+        self.priority = 0
+        self.expires_ms = 0
+        if options & _PRIORITY:
+            self.priority = read_i64_be(data, at)
+            at += 8
+        if options & _EXPIRES:
+            self.expires_ms = read_i64_be(data, at)
+            at += 8
+        if options & _HISTORY:
+            at += 12 + i64(read_i32_be(data, at + 8))
+        self.exchange_at = at + 2
+        at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+        self.exchange_end = at
+        self.key_at = at + 2
+        at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+        self.key_end = at
+        self.props_at = at + 4
+        at += 4 + i64(read_i32_be(data, at))
+        self.props_end = at
+        self._body_at = at + 4
+        self._body_end = at + 4 + i64(read_i32_be(data, at))
+
+    def body(self, data: bytes) -> bytes:
+        body = data[self._body_at : self._body_end]
+        return unpack(body, self._options & _ZSTD != 0) if self._options & _COMPRESSED else body
+
+    def envelope(self, data: bytes) -> bytes:
+        """The message without its body; `message_of` puts them together again."""
+        if not self._options & _COMPRESSED:
+            return data[self._message : self.props_end]
+        w = BytesWriter()
+        w.write(data[self._message : self._message + 9])
+        w.append(u8(self._options & ~(_COMPRESSED | _ZSTD)))
+        w.write(data[self._message + 10 : self.props_end])
+        return w.getvalue()
+
+
+def join_record(envelope: bytes, body: bytes, partition: i64, offset: i64, stamp: i64) -> bytes:
+    """A RECORD from what `RecordView` took it apart into."""
+    w = BytesWriter()
+    w.append(u8(RECORD))
+    write_i32_be(w, i32(len(envelope) + len(body) + 24))
+    write_i32_be(w, i32(partition))
+    write_i64_be(w, offset)
+    write_i64_be(w, stamp)
+    w.write(envelope)
+    write_i32_be(w, i32(len(body)))
+    w.write(body)
+    return w.getvalue()
+
+
 def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
     """The message of a PUT or a RECORD; routes that many messages share are found in `routes`."""
     head: i64 = _PUT_HEAD if i64(record[0]) == PUT else _RECORD_HEAD

@@ -1,0 +1,361 @@
+"""The history of streams: when tails are sealed into Parquet files, and when files that are let go of are deleted.
+
+The work itself is done by `store.sealing` in a process of its own; here is what the owner of the shard does: choose
+what is to be sealed, keep the journal's segments meanwhile, and record the result. The list of a partition's files in
+the journal is the truth: a file that is not in it is deleted at start, one that is missing is damage. A file that was
+let go of stays for a grace, and as long as a plan that somebody is reading by names it.
+
+Without pyarrow nothing is sealed: the history stays in the journal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rookery.core.shard import Shard
+from rookery.core.stream import Partition, SealedFile
+from rookery.errors import InvalidArgument, NotFound, StoreDamaged, StoreError
+from rookery.store.journal import Journal
+
+LOOK_MS: Final = 1_000
+PLAN_MS: Final = 60_000
+"""How long a plan keeps its files unless it is renewed."""
+
+MERGE_FILES: Final = 8
+"""So many small files of one day in a row are merged into one."""
+
+RUN_RECORDS: Final = 1_000_000
+DAY_MS: Final = 86_400_000
+PACKAGE: Final = Path(__file__).resolve().parent.parent.parent
+
+Done = Callable[[BaseException | None], None]
+
+
+def can_seal() -> bool:
+    """Whether sealed files can be written and read."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+class History:
+    """See the module's docstring. Methods are called by the shard's owner, within turns."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        journal: Journal,
+        root: Path,
+        post: Callable[[Callable[[], None]], None],
+        enabled: bool = True,
+    ) -> None:
+        self.shard = shard
+        self.journal = journal
+        self.root = root
+        self.enabled = can_seal()
+        self.sealed = 0
+        self.failures = 0
+        self.last_error = ""
+        # who does the work: a process of its own, unless told otherwise
+        self.helper: Callable[[bytes], dict[str, Any]] | None = None
+        self._post = post
+        self._due_ms = 0
+        self._job: _Job | None = None
+        self._waiting: list[tuple[Partition, int, Done]] = []
+        self._plans: dict[str, tuple[int, frozenset[str]]] = {}
+        self._closed = False
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Check that every file is there, and delete those that belong to nobody."""
+        known = set(self.shard.condemned)
+        for partition in self.shard.partitions.values():
+            for file in partition.files:
+                known.add(file.path)
+                if not (self.root / file.path).is_file():
+                    path = str(self.root / file.path)
+                    raise StoreDamaged(f"{path} is missing: it holds sealed records of a stream", file=path)
+        if self.root.is_dir():
+            for found in self.root.rglob("*.parquet"):
+                if found.relative_to(self.root).as_posix() not in known:
+                    found.unlink()
+        # whoever was reading by a plan has a moment to say so again
+        for path, (due, batch) in self.shard.condemned.items():
+            self.shard.condemned[path] = (max(due, int(self.shard.wall_ms) + 2 * PLAN_MS), batch)
+
+    def close(self) -> None:
+        """End what is under way; what it was doing is done again another time."""
+        self._closed = True
+        if self._job is not None:
+            self._job.stop()
+
+    # Plans: files that somebody is about to read
+
+    def lease(self, plan: str, paths: frozenset[str], lease_ms: int = PLAN_MS) -> None:
+        """Keep these files as long as the plan is renewed in time."""
+        if lease_ms < 1:
+            raise InvalidArgument("lease_ms must be at least 1", argument="lease_ms")
+        self._plans[plan] = (int(self.shard.mono_ms) + lease_ms, paths)
+
+    def renew(self, plan: str, lease_ms: int = PLAN_MS) -> None:
+        held = self._plans.get(plan)
+        if held is None or held[0] <= self.shard.mono_ms:
+            raise NotFound(f"plan {plan!r} has ended", argument="plan")
+        self.lease(plan, held[1], lease_ms)
+
+    def release(self, plan: str) -> None:
+        self._plans.pop(plan, None)
+
+    def _leased(self) -> set[str]:
+        now = int(self.shard.mono_ms)
+        self._plans = {plan: held for plan, held in self._plans.items() if held[0] > now}
+        return {path for _, paths in self._plans.values() for path in paths}
+
+    # Looking for work
+
+    def tick(self) -> int:
+        """Do what is due; the milliseconds until there may be more."""
+        now = int(self.shard.mono_ms)
+        if now < self._due_ms:
+            return self._due_ms - now
+        self._due_ms = now + LOOK_MS
+        self._delete()
+        if self._job is None and self.enabled and not self._closed:
+            self._begin()
+        return LOOK_MS
+
+    def seal(self, partition: Partition, done: Done) -> None:
+        """Seal all that a partition shows now; `done` is told the outcome, in a later turn."""
+        if not self.enabled:
+            done(StoreError("sealing needs pyarrow: pip install 'rookery[streams]'"))
+            return
+        self._waiting.append((partition, int(partition.visible), done))
+        if self._job is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Start on the first thing that is wanted or due."""
+        while self._waiting:
+            partition, upto, done = self._waiting[0]
+            if partition.tail >= upto or partition.stream.deleted:
+                self._waiting.pop(0)
+                done(None)
+            else:
+                self._start(_Seal(self, partition, self._stop_of(partition, upto)))
+                return
+        for partition in self.shard.partitions.values():
+            upto = self._due(partition)
+            if upto > partition.tail:
+                self._start(_Seal(self, partition, upto))
+                return
+        leased = self._leased()
+        for partition in self.shard.partitions.values():
+            files = self._mergeable(partition, leased)
+            if files:
+                self._start(_Merge(self, partition, files))
+                return
+
+    def _due(self, partition: Partition) -> int:
+        """Up to where a partition is to be sealed now."""
+        settings = partition.stream.settings
+        if partition.tail >= partition.visible:
+            return 0
+        old = partition.stamp(partition.tail) + settings.seal_ms <= self.shard.wall_ms
+        if not old and partition.tail_bytes < settings.seal_bytes:
+            return 0
+        return self._stop_of(partition, int(partition.visible))
+
+    def _stop_of(self, partition: Partition, upto: int) -> int:
+        """The end of a run that begins with the tail: of one day, and not too long for one file."""
+        tail = int(partition.tail)
+        first_ms = int(partition.stamp(tail))
+        tomorrow = int(partition.offset_at((first_ms // DAY_MS + 1) * DAY_MS))
+        size = max(1, int(partition.tail_bytes))
+        rows = partition.stream.settings.seal_bytes * (int(partition.visible) - tail) // size
+        return max(tail + 1, min(upto, tomorrow, tail + RUN_RECORDS, tail + rows))
+
+    def _mergeable(self, partition: Partition, leased: set[str]) -> list[SealedFile]:
+        """Neighbours of one day that are small enough to be one file."""
+        most = partition.stream.settings.seal_bytes
+        run: list[SealedFile] = []
+        total = 0
+        for file in partition.files:
+            day = file.path.rpartition("/")[0]
+            fits = run and run[-1].path.rpartition("/")[0] == day and total + file.bytes <= most
+            if not fits or file.path in leased:
+                if len(run) >= MERGE_FILES:
+                    return run
+                run, total = [], 0
+            if file.path not in leased and file.bytes * 2 <= most:
+                run.append(file)
+                total += int(file.bytes)
+        return run if len(run) >= MERGE_FILES else []
+
+    def _start(self, job: _Job) -> None:
+        self._job = job
+        self.journal.hold()
+        job.start()
+
+    def finished(self, job: _Job, answer: dict[str, Any] | None, error: str) -> None:
+        """A job's process has ended; called in its thread."""
+        self._post(lambda: self._settle(job, answer, error))
+
+    def _settle(self, job: _Job, answer: dict[str, Any] | None, error: str) -> None:
+        self._job = None
+        self.journal.release()
+        if self._closed:
+            return
+        if answer is None:
+            self.failures += 1
+            self.last_error = error
+            failed = [waiting for waiting in self._waiting if waiting[0] is job.partition]
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] is not job.partition]
+            for _, _, done in failed:
+                done(StoreError(f"sealing failed: {error}"))
+        else:
+            self._record(job, SealedFile(answer))
+            # a look at once: a wish may be fulfilled, or there may be more of it
+            self._begin()
+
+    def _record(self, job: _Job, file: SealedFile) -> None:
+        """Let a finished file count; from here on the journal may forget its records."""
+        partition = job.partition
+        shard = self.shard
+        if partition.stream.deleted or file.last < partition.first:
+            (self.root / file.path).unlink(missing_ok=True)
+            return
+        self.sealed += 1
+        gone = [old.path for old in job.replaced]
+        if not self._leased().isdisjoint(gone):
+            # somebody began to read them while they were being merged
+            (self.root / file.path).unlink(missing_ok=True)
+            return
+        kept = [old for old in partition.files if old.path not in gone]
+        partition.files = sorted([*kept, file], key=lambda f: int(f.first))
+        partition.cut_tail(file.last + 1)
+        tenant = partition.stream.tenant
+        row = {"partition": int(partition.number), "file": file.as_dict(), "files": gone, "due_ms": int(shard.wall_ms)}
+        shard.log.change("sealed", tenant.name, row)
+        # both at once would show a reader of the directory every record twice
+        shard.condemn(gone, 0)
+
+    # Deleting
+
+    def _delete(self) -> None:
+        """Delete the files whose grace is over and that no plan names."""
+        shard = self.shard
+        if not shard.condemned:
+            return
+        leased = self._leased()
+        now = int(shard.wall_ms)
+        due = [
+            path
+            for path, (at, batch) in shard.condemned.items()
+            if at <= now and (batch <= shard.log.durable or not shard.log.active) and path not in leased
+        ]
+        for path in due:
+            target = self.root / path
+            target.unlink(missing_ok=True)
+            del shard.condemned[path]
+            for directory in list(target.parents)[:4]:
+                try:
+                    directory.rmdir()
+                except OSError:
+                    break
+        if due:
+            shard.log.change("unlinked", "", {"paths": due})
+
+
+class _Job:
+    """A helper process, and the thread that waits for it."""
+
+    def __init__(self, history: History, partition: Partition) -> None:
+        self.partition = partition
+        self.replaced: list[SealedFile] = []
+        self._history = history
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def input(self) -> list[bytes]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        pieces = self.input()
+        threading.Thread(target=self._run, args=(pieces,), name="rookery-sealing", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _run(self, pieces: list[bytes]) -> None:
+        answer: dict[str, Any] | None = None
+        error = "stopped"
+        try:
+            helper = self._history.helper
+            if helper is not None:
+                answer = helper(b"".join(pieces))
+            elif not self._stopped:
+                answer, error = self._work(pieces)
+        except OSError as failure:
+            error = str(failure)
+        self._history.finished(self, answer, error)
+
+    def _work(self, pieces: list[bytes]) -> tuple[dict[str, Any] | None, str]:
+        path = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", "rookery.store.sealing"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        if self._stopped:
+            process.kill()
+        out, err = process.communicate(b"".join(pieces))
+        if process.returncode != 0 or not out.strip():
+            words = err.decode("utf-8", "replace").strip().splitlines()
+            return None, words[-1] if words else f"the helper process ended with {process.returncode}"
+        return json.loads(out), ""
+
+
+class _Seal(_Job):
+    """Seal the tail up to an offset."""
+
+    def __init__(self, history: History, partition: Partition, upto: int) -> None:
+        super().__init__(history, partition)
+        self._upto = upto
+
+    def input(self) -> list[bytes]:
+        partition = self.partition
+        history = self._history
+        places, stamps = partition.run(partition.tail, self._upto)
+        job = {
+            "root": str(history.root),
+            "segments": {s.number: history.journal.medium.name(s.number) for s in history.journal.segments},
+            "tenant": partition.stream.tenant.name,
+            "stream": partition.stream.name,
+            "partition": int(partition.index),
+            "first": int(partition.tail),
+            "bytes": len(places),
+        }
+        return [json.dumps(job).encode() + b"\n", places, stamps]
+
+
+class _Merge(_Job):
+    """Make one file of several."""
+
+    def __init__(self, history: History, partition: Partition, files: list[SealedFile]) -> None:
+        super().__init__(history, partition)
+        self.replaced = files
+
+    def input(self) -> list[bytes]:
+        job = {"root": str(self._history.root), "merge": [file.as_dict() for file in self.replaced]}
+        return [json.dumps(job).encode() + b"\n"]

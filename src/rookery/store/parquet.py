@@ -1,0 +1,97 @@
+"""Reading sealed files: the rows of a range of offsets, as batches or as records. Needs pyarrow.
+
+Row groups are small and in order of offset, and their statistics say which offsets they hold, so a read decodes only
+the groups that it needs, whatever the length of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rookery.core.routing import matcher
+from rookery.errors import StoreDamaged
+from rookery.store import records
+from rookery.store.columns import ENVELOPE
+
+
+def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
+    """The row groups that hold offsets from `start` up to, not including, `stop`."""
+    meta = file.metadata
+    at = meta.schema.names.index("offset")
+    for group in range(meta.num_row_groups):
+        statistics = meta.row_group(group).column(at).statistics
+        if statistics.max >= start and statistics.min < stop:
+            yield group
+
+
+def batches(path: Path, start: int, stop: int, schema: pa.Schema, pattern: str = "") -> Iterator[pa.RecordBatch]:
+    """Rows of a sealed file, in order, with the columns of `schema`; only those whose routing key matches."""
+    names = list(schema.names)
+    needed = [*names, *(extra for extra in ("offset", "routing_key") if extra not in names)]
+    wanted = matcher("topic", {})
+    if pattern:
+        wanted.add(pattern, None, path)
+    # plain files: what the names of directories say is in the columns too
+    with _open(path) as file:
+        for group in groups_of(file, start, stop):
+            table = file.read_row_group(group, columns=needed)
+            first = table.column("offset")[0].as_py()
+            table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
+            if pattern:
+                keys = table.column("routing_key").dictionary_encode().combine_chunks()
+                chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
+                table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
+            yield from table.select(names).cast(schema).to_batches()
+
+
+def records_of(path: Path, start: int, stop: int) -> list[bytes]:
+    """Records of a sealed file as they stood in the journal."""
+    found: list[bytes] = []
+    with _open(path) as file:
+        for group in groups_of(file, start, stop):
+            table = file.read_row_group(group, columns=["partition", "offset", "timestamp", "value", ENVELOPE])
+            first = table.column("offset")[0].as_py()
+            table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
+            stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
+            rows: Any = zip(
+                table.column("partition").to_pylist(),
+                table.column("offset").to_pylist(),
+                stamps,
+                table.column("value").to_pylist(),
+                table.column(ENVELOPE).to_pylist(),
+                strict=True,
+            )
+            found.extend(
+                records.join_record(envelope, value, partition, offset, stamp // 1000)
+                for partition, offset, stamp, value, envelope in rows
+            )
+    return found
+
+
+def first_at(path: Path, stamp_ms: int) -> int | None:
+    """The first offset in a file that was appended at this time or later."""
+    with _open(path) as file:
+        meta = file.metadata
+        at = meta.schema.names.index("timestamp")
+        for group in range(meta.num_row_groups):
+            last = meta.row_group(group).column(at).statistics.max
+            if int(last.timestamp() * 1_000_000 + 0.5) // 1000 < stamp_ms:
+                continue
+            table = file.read_row_group(group, columns=["offset", "timestamp"])
+            stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
+            for offset, stamp in zip(table.column("offset").to_pylist(), stamps, strict=True):
+                if stamp // 1000 >= stamp_ms:
+                    return int(offset)
+    return None
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreDamaged(f"{path} cannot be read: {error}", file=str(path)) from error
