@@ -41,6 +41,8 @@ HOT_MODULES: Final = (
     "rookery.wire.amqp_handshake",
     "rookery.wire.amqp_publish",
     "rookery.wire.amqp",
+    "rookery.wire.http_call",
+    "rookery.wire.http",
 )
 
 _PACKAGE = Path(__file__).parent

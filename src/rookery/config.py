@@ -128,6 +128,15 @@ class Settings:
     )
     api_key: Annotated[Secret, At("API_KEY", "auth.api_key", "admin key of tenant default")] = None
     jwt_secret: Annotated[Secret, At("JWT_SECRET", "auth.jwt_secret", "secret that JWTs are signed with")] = None
+    jwt_key_file: Annotated[
+        FilePath | None,
+        At("ROOKERY_JWT_KEY_FILE", "auth.jwt_key_file", "public key (PEM) or JWK set that JWTs are verified with"),
+    ] = None
+    jwt_audience: Annotated[
+        str,
+        Kind("text", str),
+        At("ROOKERY_JWT_AUDIENCE", "auth.jwt_audience", "audience that JWTs must be for, if any"),
+    ] = ""
     key_creation: Annotated[KeyCreation, At("ROOKERY_KEY_CREATION", "auth.key_creation", "who may call create_key")] = (
         "local"
     )
@@ -273,7 +282,7 @@ class Settings:
                 sources[setting.field] = given.source
             elif given is not None:
                 sources[setting.field] = f"default ({given.source} is empty)"
-        for name in ("config", "data_dir", "tls_cert", "tls_key", "tls_ca"):
+        for name in ("config", "data_dir", "jwt_key_file", "tls_cert", "tls_key", "tls_ca"):
             path = values.get(name, getattr(cls, name))
             values[name] = path and _absolute(path, environ, cwd)
         warnings = [text for layer in layers for text in layer.warnings]
@@ -559,6 +568,8 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
     )
     for name, value, other in needed:
         if getattr(settings, name) == value and getattr(settings, other) is None:
+            if other == "jwt_secret" and settings.jwt_key_file is not None:
+                continue
             variable = _BY_FIELD[other].variable
             text = f"{_BY_FIELD[name].variable}={value} ({sources[name]}) needs {variable}"
             raise InvalidConfig(text, argument=variable)
@@ -572,7 +583,8 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
             "set APP_HOST=127.0.0.1, or ROOKERY_INSECURE=true if that is meant"
         )
         raise InvalidConfig(text, argument="AUTH_MODE")
-    if settings.auth_mode == "bearer" and len((settings.jwt_secret or "").encode()) < JWT_SECRET_BYTES_MIN:
+    by_secret = settings.auth_mode == "bearer" and settings.jwt_key_file is None
+    if by_secret and len((settings.jwt_secret or "").encode()) < JWT_SECRET_BYTES_MIN:
         warnings.append(f"JWT_SECRET is shorter than {JWT_SECRET_BYTES_MIN} bytes: whoever guesses it forges tokens")
 
 

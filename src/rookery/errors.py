@@ -464,3 +464,39 @@ class Fenced(StoreError):
     """The epoch is no longer current: another owner has acquired the shard."""
 
     code = "fenced"
+
+
+# HTTP
+
+
+class PathNotFound(NotFound):
+    """There is nothing at this path."""
+
+    code = "path_not_found"
+
+
+class MethodNotAllowed(RookeryError):
+    """The path is there, but not for this method."""
+
+    code = "method_not_allowed"
+    http = 405
+
+
+class UnsupportedMedia(RookeryError):
+    """The body is encoded in a way that is not understood."""
+
+    code = "unsupported_media"
+    http = 415
+
+
+class RateLimited(LimitExceeded):
+    """There were too many requests with this credential; try again later."""
+
+    code = "rate_limited"
+
+
+class NotReady(RookeryError):
+    """The broker is up, but a message did not make its way through it."""
+
+    code = "not_ready"
+    http = 503

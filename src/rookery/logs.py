@@ -18,6 +18,8 @@ class Log(Protocol):
 
     def warning(self, event: str, **fields: object) -> object: ...
 
+    def error(self, event: str, **fields: object) -> object: ...
+
 
 def make_log(level: str, stream: TextIO) -> Log:
     """A logger that writes one JSON object a line."""

@@ -32,7 +32,7 @@ from rookery.listeners import Attendance, Listener
 from rookery.logs import Log, make_log
 from rookery.tls import Certificates, TlsFiles
 from rookery.turns import Turns
-from rookery.wire.http import Answer, HttpFace
+from rookery.web import Web
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +62,7 @@ class Server:
         self.addresses: dict[str, str] = {}
         self._turns: Turns | None = None
         self._gate: Gate | None = None
+        self._web: Web | None = None
         self._attendance: Attendance | None = None
         self._certificates: Certificates | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -118,7 +119,8 @@ class Server:
         self._attendance = Attendance(settings.connections_max, self.log, settings.address_connections_max)
         self._turns = Turns(self.engine, self.log)
         self._turns.turn.hold_above(memory_bytes)
-        http = HttpFace(self._answer, settings.http_body_max_bytes)
+        self._web = Web(self._turns, self.access, self.clock, self.log, settings)
+        http = self._web.face
         amqp = self._amqp(self._turns)
         secure = self._certificates
         await self._open("http", http, settings.http_port, None)
@@ -203,19 +205,14 @@ class Server:
             self._turns.stop()
         if self._gate is not None:
             self._gate.close()
+        if self._web is not None:
+            self._web.close()
         await self.engine.stop()
 
     def abort(self) -> None:
         """Do not wait for anybody any longer."""
         for face in self._faces:
             face.abort_all()
-
-    def _answer(self, method: str, path: str) -> Answer:
-        if path in ("/health", "/api/v1/health"):
-            if method in ("GET", "HEAD"):
-                return 200, {"status": "ok"}
-            return 405, {"error": f"{path} is read with GET"}
-        return 404, {"error": f"no such path: {path}"}
 
 
 def _certificates(settings: Settings) -> Certificates | None:

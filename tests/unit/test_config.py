@@ -131,7 +131,14 @@ def test_an_empty_variable_asks_for_the_default(cwd: Path):
 
 def test_every_setting_can_come_from_every_source(cwd: Path):
     """Each setting in turn gets a value other than its default, by flag, variable, `.env` and TOML."""
-    others = {"host": "127.0.0.1", "api_key": "k", "jwt_secret": "j", "redis_url": "redis://r", "data_dir": "/d"}
+    others = {
+        "host": "127.0.0.1",
+        "api_key": "k",
+        "jwt_secret": "j",
+        "redis_url": "redis://r",
+        "data_dir": "/d",
+        "jwt_key_file": "/k",
+    }
     others |= {"database_url": "postgresql://d/x", "cors_origins": "https://o.example", "dlq_suffix": "-dead"}
     others |= {
         "auth_mode": "none",

@@ -111,22 +111,22 @@ async def test_health_and_unknown_paths(start: Start) -> None:
     assert set(server.addresses) == {"http"}
     host, _, port = server.addresses["http"].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    for request, status, body in (
-        (b"GET /health?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", 200, {"status": "ok"}),
-        (b"GET /api/v1/health HTTP/1.1\r\nHost: x\r\n\r\n", 200, {"status": "ok"}),
+    for request, status, part in (
+        (b"GET /health?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", 200, ("status", "ok")),
+        (b"GET /api/v1/health HTTP/1.1\r\nHost: x\r\n\r\n", 200, ("status", "ok")),
         (
             b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi",
             405,
-            {"error": "/health is read with GET"},
+            ("code", "method_not_allowed"),
         ),
-        (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, {"error": "no such path: /nothing"}),
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, ("code", "path_not_found")),
     ):
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         assert head.startswith(f"http/1.1 {status} ")
         assert "content-type: application/json" in head
         size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-        assert json.loads(await reader.readexactly(size)) == body
+        assert part in json.loads(await reader.readexactly(size)).items()
     assert await reader.read() == b""
     writer.close()
 

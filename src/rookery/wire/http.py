@@ -1,161 +1,482 @@
-"""HTTP/1.1 in the broker's own loop: requests in, JSON out. So far it answers `GET /health`; all else is 404.
+"""HTTP/1.1 in the broker's own loop: requests in, answers out, over httptools' parser. No sockets: a transport only has
+to take bytes.
 
-One `HttpConnection` per peer of the `HttpFace`, over httptools' parser. Requests of one connection are answered in
-order, each before the next is parsed, and what a peer may send is bounded: the head of a request and its body.
+Each request becomes a `Call`, which is handed to `HttpFace.handle` and answered then or later: a claim may wait, a
+publish waits for the journal. Calls of one connection are begun in order, one that waits for something other than the
+journal holds up those behind it, and answers leave in order, all of a turn in one write.
+
+What a peer may send is bounded (head, body, time, calls ahead of their answers), and one that does not read its answers
+is not read from. After the first fault of framing nothing more of the connection is believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, final
 
 import httptools
-import msgspec
+from mypy_extensions import i64
 
-from rookery.wire.turn import Face, Peer
+from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render
+from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
 
-HEAD_MAX_BYTES: Final = 64 * 1024
+HEAD_MAX_BYTES: Final[i64] = 64 * 1024
+URL_MAX_BYTES: Final[i64] = 16 * 1024
+HEADERS_MAX: Final[i64] = 100
+CALLS_MAX: Final[i64] = 256
+"""Requests of one connection that may wait for their answers before it is read no further."""
 
-Answer = tuple[int, object]
-"""Status, and what the body is made of as JSON."""
+HEAD_MAX_MS: Final[i64] = 10_000
+STALL_MAX_MS: Final[i64] = 15_000
+"""How long a request may make no progress, or a peer read nothing of its answers."""
+REQUEST_MAX_MS: Final[i64] = 300_000
+IDLE_MAX_MS: Final[i64] = 75_000
 
 
 class HttpFace(Face):
-    """What all HTTP connections share. `answer(method, path)` says what is sent back."""
+    """What all HTTP connections of a server share.
 
-    def __init__(self, answer: Callable[[str, str], Answer], body_max_bytes: int) -> None:
+    `handle(call)` must answer a call, at once or later. `later(delay_ms, work)` runs work in a turn of its own and
+    gives something to cancel; `slow(work, done)` runs work in a thread and then `done(result)` in a turn.
+    `resume(call, event)` goes on with a call: `event` is what to do next, or what went wrong. `done(call)` is told of
+    each answer, and `defect(error, call)` of what should not have happened.
+    """
+
+    def __init__(self, turn: Turn, handle: Any, request_prefix: str) -> None:
         super().__init__()
-        self.answer = answer
-        self.body_max_bytes = body_max_bytes
-        self.connections: set[HttpConnection] = set()
+        self.turn = turn
+        self.shard = turn.shard
+        self.handle = handle
+        self.resume: Any = None
+        self.later: Any = None
+        self.slow: Any = None
+        self.done: Any = None
+        self.defect: Any = None
+        self.origins: frozenset[bytes] = frozenset()
+        self.body_max_bytes: i64 = 16 << 20
+        self.bodies_max_bytes: i64 = 256 << 20
+        self.body_bytes: i64 = 0
+        self.closing = False
+        self.connections: dict[int, HttpConnection] = {}
+        self.requests: i64 = 0
+        self.refused: i64 = 0
+        self._prefix = request_prefix
 
     def connect(self) -> Peer:
         return HttpConnection(self)
 
+    def next_id(self) -> str:
+        self.requests += 1
+        return f"{self._prefix}-{int(self.requests):x}"
+
+    def tick(self) -> None:
+        """End what takes too long. Call it about once a second."""
+        now = self.shard.mono_ms
+        for connection in list(self.connections.values()):
+            connection.tick(now)
+
+    def recheck(self, still_valid: Any) -> None:
+        """Rights have changed: end the calls that wait with a credential which is no longer good."""
+        for connection in list(self.connections.values()):
+            connection.recheck(still_valid)
+
     def close_all(self, reason: str) -> None:
-        for connection in list(self.connections):
-            connection.close()
+        """Answer what is under way, and close each connection then; those that ask for nothing are closed now."""
+        self.closing = True
+        for connection in list(self.connections.values()):
+            connection.close_when_done()
 
     def abort_all(self) -> None:
-        for connection in list(self.connections):
+        for connection in list(self.connections.values()):
             connection.broken()
 
 
+@final
 class HttpConnection(Peer):
-    """One connection, as asyncio's protocol."""
+    """One connection, as its transport's protocol."""
 
     def __init__(self, face: HttpFace) -> None:
         super().__init__()
-        self._face = face
-        self._transport: Any = None
+        self.face = face
+        self.turn = face.turn
+        self.shard = face.shard
+        self.out = Outlet(face.turn, self)
+        # the last credential shown and who it was, as long as `credential_generation` is that of the access
+        self.credential = b""
+        self.credential_generation: i64 = -1
+        self.credential_principal: Any = None
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._start()
-
-    def _start(self) -> None:
-        self._url = b""
-        self._head_bytes = 0
-        self._body_bytes = 0
+        self._calls: list[Call] = []
+        self._arrived: list[Call] = []
+        self._parts: list[bytes] = []
+        self._part_bytes: i64 = 0
+        self._call: Call | None = None
+        self._in_head = False
+        self._head_bytes: i64 = 0
+        self._fed_bytes: i64 = 0
+        self._headers: i64 = 0
+        self._fault: HttpFault | None = None
+        self._continue = False
+        self._deaf = False
+        self._write_paused = False
+        self._began_ms: i64 = 0
+        self._seen_ms: i64 = 0
+        self._paused_ms: i64 = 0
 
     # What a transport calls
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        face = self._face
-        if face.admit is not None and not face.admit(self, transport):
+        self.out.transport = transport
+        self._seen_ms = self.shard.mono_ms
+        if self.face.admit is not None and not self.face.admit(self, transport):
+            self._deaf = True
+            self._parser = None
             transport.abort()
             return
-        face.connections.add(self)
+        self.face.connections[id(self)] = self
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        # the parser refers back to this object
+    def connection_lost(self, error: Any) -> None:
+        if self.face.connections.pop(id(self), None) is None:
+            return
+        self._deaf = True
+        if self.turn.begin():
+            try:
+                self._forget_all()
+            finally:
+                self.turn.end()
+        if self.face.left is not None:
+            self.face.left(self)
+        # the parser, the outlet and this object refer to one another
         self._parser = None
-        face = self._face
-        if self in face.connections:
-            face.connections.discard(self)
-            if face.left is not None:
-                face.left(self)
+        self.out.peer = None
+        self.out.transport = None
 
     def eof_received(self) -> bool:
-        return False
+        """A peer that closed its sending side still gets answers that the journal holds up; it waits for no more."""
+        if not self._calls or not all(call.settled() for call in self._calls):
+            return False
+        self._deaf = True
+        self._calls[len(self._calls) - 1].keep = False
+        return True
 
     def pause_writing(self) -> None:
         """The peer does not read its answers: it is not asked for more requests."""
-        self._transport.pause_reading()
+        self._write_paused = True
+        self._paused_ms = self.shard.mono_ms
+        self._set_reading()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self._write_paused = False
+        self._set_reading()
+        for call in self._calls:
+            if call.on_room is not None:
+                call.on_room()
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None or self._transport.is_closing():
+        if self._deaf or self._parser is None:
+            return
+        if not self.turn.begin():
+            self.broken()
             return
         try:
+            self._receive(data)
+        except Exception as error:  # noqa: BLE001 - a defect met by one peer must not reach the others
+            if self.face.defect is not None:
+                self.face.defect(error, None)
+            self.broken()
+        finally:
+            self.turn.end()
+
+    @property
+    def write_paused(self) -> bool:
+        return self._write_paused
+
+    # Reading
+
+    def _receive(self, data: bytes) -> None:
+        self._seen_ms = self.shard.mono_ms
+        if self._in_head or self._call is None:
+            self._fed_bytes += len(data)
+        try:
             self._parser.feed_data(data)
-        except _TooLarge as error:
-            self._send(error.status, {"error": str(error)}, keep=False)
+            if self._in_head and self._fed_bytes > HEAD_MAX_BYTES:
+                self._fault = too_large_head()
         except httptools.HttpParserUpgrade:
-            self._transport.close()
+            # no protocol to change to is offered: the request is answered as it is, and the last one
+            self._deaf = True
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            if isinstance(cause, _TooLarge):
-                self._send(cause.status, {"error": str(cause)}, keep=False)
-            else:
-                self._send(400, {"error": "this is not HTTP/1.1"}, keep=False)
+            if self._fault is None:
+                self._fault = HttpFault(400, "bad_request", f"this is not HTTP/1.1: {error}")
+        arrived = self._arrived
+        if arrived:
+            self._arrived = []
+            for call in arrived:
+                self._enqueue(call)
+        if self._fault is not None:
+            self._refuse(self._fault)
 
-    def close(self) -> None:
-        """Answers are written as requests come, so nothing is under way but what the transport still sends."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def broken(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    # What the parser calls
+    def _refuse(self, fault: HttpFault) -> None:
+        """Say what was wrong with the request that is being read, after all earlier answers, and listen no more."""
+        self._deaf = True
+        self._drop_parts()
+        call = self._call
+        self._call = None
+        self._in_head = False
+        if call is None:
+            call = Call(self, self.shard.mono_ms)
+        call.keep = False
+        call.refusal = fault
+        self.face.refused += 1
+        self._enqueue(call)
 
     def on_message_begin(self) -> None:
-        self._start()
+        self._call = Call(self, self.shard.mono_ms)
+        self._began_ms = self.shard.mono_ms
+        self._in_head = True
+        self._head_bytes = 0
+        self._headers = 0
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._head(len(url))
+        call = self._call
+        if call is None:
+            return
+        call.url += url
+        self._head_bytes += len(url)
+        if len(call.url) > URL_MAX_BYTES:
+            self._stop(HttpFault(414, "uri_too_long", f"the URL is longer than {int(URL_MAX_BYTES)} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head(len(name) + len(value))
+        call = self._call
+        if call is None:
+            return
+        self._head_bytes += len(name) + len(value) + 4
+        self._headers += 1
+        if self._head_bytes > HEAD_MAX_BYTES or self._headers > HEADERS_MAX:
+            self._stop(too_large_head())
+        name = name.lower()
+        if name in call.headers:
+            if name == b"host" or name == b"authorization" or name == b"content-length":
+                self._stop(HttpFault(400, "bad_request", f"there is more than one {name.decode()} header"))
+            value = call.headers[name] + b", " + value
+        call.headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        call = self._call
+        if call is None:
+            return
+        self._in_head = False
+        self._fed_bytes = 0
+        call.method = self._parser.get_method().decode("latin-1")
+        call.old = self._parser.get_http_version() != "1.1"
+        headers = call.headers
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self.face.body_max_bytes:
+            self._stop(self._too_large_body())
+        if not call.old and b"host" not in headers:
+            self._stop(HttpFault(400, "bad_request", "a request needs a Host header"))
+        expect = headers.get(b"expect")
+        if expect is not None:
+            if expect.lower() != b"100-continue":
+                self._stop(HttpFault(417, "expectation_failed", "only 100-continue can be expected"))
+            if not call.old:
+                self._continue = True
+                self.turn.expect(self)
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._face.body_max_bytes:
-            raise _TooLarge(413, f"the body is larger than {self._face.body_max_bytes} bytes")
+        if self._call is None:
+            return
+        self._part_bytes += len(body)
+        self.face.body_bytes += len(body)
+        self._parts.append(body)
+        self._continue = False
+        if self._part_bytes > self.face.body_max_bytes:
+            self._stop(self._too_large_body())
+        if self.face.body_bytes > self.face.bodies_max_bytes:
+            self._stop(HttpFault(503, "busy", "there are too many large requests under way; try again"))
 
     def on_message_complete(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+        call = self._call
+        if call is None:
             return
-        method = self._parser.get_method().decode("ascii", "replace")
-        path = self._url.partition(b"?")[0].decode("ascii", "replace")
-        status, body = self._face.answer(method, path)
-        self._send(status, body, keep=self._parser.should_keep_alive(), bare=method == "HEAD")
+        self._call = None
+        self._continue = False
+        parts = self._parts
+        if parts:
+            call.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._parts = []
+            self._part_bytes = 0
+        call.keep = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        self._arrived.append(call)
 
-    def _head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_MAX_BYTES:
-            raise _TooLarge(431, f"the head of the request is larger than {HEAD_MAX_BYTES} bytes")
+    def _stop(self, fault: HttpFault) -> None:
+        self._fault = fault
+        raise fault
 
-    def _send(self, status: int, body: object, *, keep: bool, bare: bool = False) -> None:
-        content = msgspec.json.encode(body)
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\n"
-            f"{'' if keep else 'Connection: close' + chr(13) + chr(10)}\r\n"
-        )
-        self._transport.write(head.encode() + (b"" if bare else content))
-        if not keep:
-            self._transport.close()
+    def _too_large_body(self) -> HttpFault:
+        return HttpFault(413, "message_too_large", f"the body is larger than {int(self.face.body_max_bytes)} bytes")
+
+    def _drop_parts(self) -> None:
+        self.face.body_bytes -= self._part_bytes
+        self._parts = []
+        self._part_bytes = 0
+
+    def _set_reading(self) -> None:
+        """Read, unless the peer has too many answers to come or does not take them."""
+        if self._write_paused or len(self._calls) >= CALLS_MAX:
+            self.out.pause(UNREAD)
+        else:
+            self.out.resume(UNREAD)
+
+    # Answering
+
+    def _enqueue(self, call: Call) -> None:
+        free = not self._calls or self._calls[len(self._calls) - 1].settled()
+        self._calls.append(call)
+        if free:
+            self._begin(call)
+        if len(self._calls) >= CALLS_MAX:
+            self._set_reading()
+
+    def _begin(self, call: Call) -> None:
+        call.begun = True
+        self.turn.expect(self)
+        if call.refusal is None and not call.ready:
+            self.face.handle(call)
+        elif call.refusal is not None:
+            self.face.resume(call, None)
+        self.face.body_bytes -= len(call.body)
+        call.body = b""
+
+    def finish(self) -> bool:
+        """Send the answers that are there, in order; True when the next one waits for the journal."""
+        calls = self._calls
+        sent: i64 = 0
+        waits = False
+        while sent < len(calls):
+            call = calls[sent]
+            if not call.begun:
+                self._begin(call)
+            if call.poll is not None:
+                call.poll()
+            if not call.ready:
+                break
+            if call.batch:
+                log = self.shard.log
+                if log.failure is not None:
+                    self.face.resume(call, log.failure)
+                elif call.batch > log.durable:
+                    waits = True
+                    break
+                call.batch = 0
+            if call.then is not None:
+                then = call.then
+                call.then = None
+                call.ready = False
+                self.face.resume(call, then)
+                continue
+            if not self._send(call):
+                break
+            sent += 1
+            if not call.keep:
+                self._forget(calls[sent:])
+                calls = []
+                break
+        if sent:
+            self._calls = calls[sent:] if sent < len(calls) else []
+            self._seen_ms = self.shard.mono_ms
+            if self.out.paused:
+                self._set_reading()
+        if self._continue and not self._calls:
+            self._continue = False
+            self.out.w.write(CONTINUE)
+            self.out.touch()
+        return waits
+
+    def _send(self, call: Call) -> bool:
+        """Write an answer, or as much of it as there is; whether it is whole."""
+        keep = call.keep and not self.face.closing
+        out = self.out
+        if call.streaming:
+            if not call.head_sent:
+                call.keep = keep and not call.old
+                call.head_sent = True
+                out.w.write(render(call, self.shard.wall_ms, call.keep))
+                out.touch()
+            if call.content and call.method != "HEAD":
+                out.w.write(call.content if call.old else chunk(call.content))
+                call.content = b""
+                out.touch()
+            if not call.ended and call.method != "HEAD":
+                return False
+            if not call.old and call.method != "HEAD":
+                out.w.write(CHUNK_END)
+        else:
+            call.keep = keep
+            out.w.write(render(call, self.shard.wall_ms, keep))
+            if call.method != "HEAD" and call.status != 204 and call.status != 304:
+                content = call.content
+                size: i64 = len(content)
+                if size >= SPLICE_BYTES:
+                    out.splice(content, size)
+                else:
+                    out.w.write(content)
+        out.touch()
+        if self.face.done is not None:
+            self.face.done(call)
+        call.connection = None
+        if not call.keep:
+            self._deaf = True
+            out.close()
+        return True
+
+    # The end
+
+    def _forget(self, calls: list[Call]) -> None:
+        """The peer will not hear the answers to these."""
+        for call in calls:
+            if not call.begun:
+                self.face.body_bytes -= len(call.body)
+            undo = call.undo
+            call.undo = None
+            call.connection = None
+            if undo is not None:
+                undo()
+
+    def _forget_all(self) -> None:
+        calls = self._calls
+        self._calls = []
+        self._forget(calls)
+        for call in self._arrived:
+            self.face.body_bytes -= len(call.body)
+        self._arrived = []
+        self._drop_parts()
+
+    def broken(self) -> None:
+        self._deaf = True
+        if self.out.transport is not None:
+            self.out.transport.abort()
+
+    def close_when_done(self) -> None:
+        if not self._calls and self._call is None:
+            self._deaf = True
+            self.out.close()
+
+    def recheck(self, still_valid: Any) -> None:
+        for call in self._calls:
+            if call.undo is not None and call.principal is not None and not still_valid(call.principal):
+                call.cancel()
+
+    def tick(self, now: i64) -> None:
+        if self._write_paused:
+            if now - self._paused_ms > STALL_MAX_MS * 4:
+                self.broken()
+        elif self._call is not None and not self._deaf:
+            late = self._in_head and now - self._began_ms > HEAD_MAX_MS
+            if late or now - self._seen_ms > STALL_MAX_MS or now - self._began_ms > REQUEST_MAX_MS:
+                self._refuse(HttpFault(408, "request_timeout", "the request took too long to arrive"))
+        elif not self._calls and now - self._seen_ms > IDLE_MAX_MS:
+            self._deaf = True
+            self.out.close()
 
 
-class _TooLarge(Exception):
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+def too_large_head() -> HttpFault:
+    return HttpFault(431, "head_too_large", f"the head of the request is larger than {int(HEAD_MAX_BYTES)} bytes")

@@ -1,0 +1,180 @@
+"""HTTP for a server: the face with its routes, made from the settings, and what it writes to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from rookery import __version__
+from rookery.core.access import Access
+from rookery.errors import InvalidConfig
+from rookery.limits import FailedLogins
+from rookery.wire import http_openapi, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
+from rookery.wire.http import HttpFace
+from rookery.wire.http_auth import Gatekeeper
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Router, trace
+from rookery.wire.http_tokens import Tokens
+from rookery.wire.rest import Rest, RestOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rookery.clock import Clock
+    from rookery.config import Settings
+    from rookery.logs import Log
+    from rookery.turns import Turns
+
+BODIES_MAX_BYTES: Final = 256 << 20
+"""What the bodies of requests that are still arriving may take together."""
+
+
+class Web:
+    """The HTTP face of a server. `face` is what a listener brings connections to."""
+
+    def __init__(self, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._turns = turns
+        self._log = log
+        self._access = access
+        self._generation = access.generation
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rookery-http-login")
+        self._gatekeeper = Gatekeeper(
+            access,
+            clock,
+            open_to_all=settings.auth_mode == "none",
+            tokens=tokens(settings),
+            rate_limit=settings.rate_limit,
+        )
+        self._gatekeeper.failed = FailedLogins(settings.login_failures_max)
+        self.router = Router(self._gatekeeper, self._defect)
+        self._gatekeeper.fail = self.router.fail
+        self.face = self._face(settings)
+        shard = turns.turn.shard
+        self.rest = Rest(shard, access, self.router, options(settings))
+        operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
+        rest_legacy.add_routes(self.router, self.rest, operations)
+        rest_s2.add_routes(self.router, self.rest)
+        rest_topics.add_routes(self.router, self.rest, os.urandom)
+        rest_keys.add_routes(self.router, self.rest)
+        rest_ops.add_routes(self.router, operations)
+        http_openapi.add_routes(self.router, __version__)
+        turns.on_tick.append(self.tick)
+
+    def _face(self, settings: Settings) -> HttpFace:
+        face = HttpFace(self._turns.turn, self.router.handle, os.urandom(4).hex())
+        face.resume = self.router.resume
+        face.later = self._later
+        face.slow = self._slow
+        face.defect = self._defect
+        face.origins = frozenset(origin.encode() for origin in settings.cors_origins)
+        face.body_max_bytes = settings.http_body_max_bytes
+        face.bodies_max_bytes = max(BODIES_MAX_BYTES, 2 * settings.http_body_max_bytes)
+        if settings.log_level == "debug":
+            face.done = self._answered
+        else:
+            face.done = self._failed
+        return face
+
+    def tick(self) -> None:
+        """What time asks for, about once a second, in a turn."""
+        self.face.tick()
+        if self._access.generation != self._generation:
+            self._generation = self._access.generation
+            self.face.recheck(self._gatekeeper.still_valid)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _later(self, delay_ms: int, work: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ms / 1000, self._turns.run, work)
+
+    def _slow(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        future = self._loop.run_in_executor(self._pool, work)
+
+        def finished(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled():
+                self._turns.run(lambda: done(future.result()))
+
+        future.add_done_callback(finished)
+
+    # The log. Neither headers nor queries are written: they may hold secrets.
+
+    def _answered(self, call: Call) -> None:
+        if call.status >= 500:
+            self._failed(call)
+        else:
+            self._log.debug("request", **_fields(call))
+
+    def _failed(self, call: Call) -> None:
+        if call.status >= 500:
+            self._log.error("request", **_fields(call))
+        elif call.status in (401, 403, 408, 413, 429, 431):
+            self._log.info("request", **_fields(call))
+
+    def _defect(self, error: BaseException, call: Call | None) -> None:
+        request_id = call.request_id if call is not None else ""
+        self._log.error("defect", request_id=request_id, error=type(error).__name__, trace=trace(error))
+
+
+def _fields(call: Call) -> dict[str, object]:
+    connection = call.connection
+    fields: dict[str, object] = {
+        "request_id": call.request_id,
+        "method": call.method,
+        "path": call.url.partition(b"?")[0].decode("latin-1")[:300],
+        "status": call.status,
+    }
+    if connection is not None:
+        fields["peer"] = connection.peer_name
+        fields["ms"] = int(connection.shard.mono_ms - call.began_ms)
+    if call.principal is not None:
+        fields["tenant"] = call.principal.tenant
+        fields["user"] = call.principal.name
+    if call.tag:
+        fields["delivery_tag"] = call.tag
+    return fields
+
+
+def options(settings: Settings) -> RestOptions:
+    """What the routes have to know of the settings."""
+    target = "{queue}" + settings.dlq_suffix
+    small = {
+        "max_attempts": settings.claim_max_attempts,
+        "lease_ms": max(1, round(settings.claim_lease_sec * 1000)),
+        "dead_letter_queue": target,
+    }
+    large = {
+        "max_attempts": settings.max_attempts,
+        "lease_ms": settings.lease_ms,
+        "backoff": settings.backoff_strategy,
+        "backoff_base_ms": settings.backoff_base_ms,
+        "dead_letter_queue": target,
+    }
+    return RestOptions(
+        lease_ms=settings.lease_ms,
+        claim_lease_ms=max(1, round(settings.claim_lease_sec * 1000)),
+        claim_wait_ms=round(settings.claim_wait_sec * 1000),
+        dlq_suffix=settings.dlq_suffix,
+        key_creation=settings.key_creation,
+        face_defaults={"s0": small, "http": large},
+    )
+
+
+def tokens(settings: Settings) -> Tokens | None:
+    """How JWTs are verified, None where they are not accepted."""
+    if settings.auth_mode != "bearer":
+        return None
+    audience = settings.jwt_audience or None
+    if settings.jwt_key_file is None:
+        assert settings.jwt_secret is not None
+        return Tokens.by_secret(settings.jwt_secret, audience)
+    try:
+        text = settings.jwt_key_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(
+            f"{settings.jwt_key_file} cannot be read: {error}", argument="ROOKERY_JWT_KEY_FILE"
+        ) from None
+    return Tokens.by_file(text, settings.jwt_key_file.name, audience)

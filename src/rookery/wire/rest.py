@@ -1,0 +1,330 @@
+"""What the modules of routes share: queues that come into being on first use, publishing, claims that wait, settling,
+and messages as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from rookery import properties
+from rookery.core.access import Access, Principal
+from rookery.core.entries import Entry, Lease
+from rookery.core.parking import GROUP_HEADER
+from rookery.core.policy import FACES, TIME_MAX_MS
+from rookery.core.queue import Queue
+from rookery.core.shard import Shard
+from rookery.core.topology import Tenant
+from rookery.core.transactions import Publish, apply
+from rookery.errors import (
+    AccessRefused,
+    InvalidArgument,
+    LeaseLost,
+    MessageExpired,
+    QueueFull,
+    QueueNotFound,
+)
+from rookery.model import PERSISTENT, check_numbers
+from rookery.properties import Properties
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import LATER, Router
+
+JSON: Final = "application/json"
+CLAIM_MAX: Final = 1_000
+WAIT_MAX_SEC: Final = 60
+KEY_MAX_BYTES: Final = 255
+
+_JSON_PROPS: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True)
+class RestOptions:
+    """What the settings say about the HTTP faces."""
+
+    lease_ms: int = 30_000
+    claim_lease_ms: int = 5_000
+    claim_wait_ms: int = 5_000
+    dlq_suffix: str = ".DLQ"
+    key_creation: str = "local"
+    face_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+class Rest:
+    """The broker as routes see it."""
+
+    def __init__(self, shard: Shard, access: Access, router: Router, options: RestOptions) -> None:
+        self.shard = shard
+        self.access = access
+        self.router = router
+        self.options = options
+
+    def tenant(self, call: Call) -> Tenant:
+        """The tenant of whoever calls."""
+        principal: Principal = call.principal
+        tenant = self.shard.tenants.get(principal.tenant)
+        if tenant is None:
+            raise AccessRefused(f"there is no tenant '{principal.tenant}'")
+        return tenant
+
+    def queue(self, call: Call, name: str, face: str, action: str) -> Queue:
+        """The queue of that name, which comes into being when it is first used."""
+        principal: Principal = call.principal
+        principal.require(action, name)  # type: ignore[arg-type]
+        tenant = self.tenant(call)
+        queue = tenant.queues.get(name)
+        if queue is None:
+            principal.require("configure", name)
+            queue = self.declare(tenant, name, {}, face)[0]
+        else:
+            tenant.check_owner(queue, None)
+        return queue
+
+    def existing(self, call: Call, name: str, action: str) -> Queue:
+        """The queue of that name, if there is one."""
+        call.principal.require(action, name)
+        tenant = self.tenant(call)
+        queue = tenant.queue(name)
+        tenant.check_owner(queue, None)
+        return queue
+
+    def declare(self, tenant: Tenant, name: str, settings: Mapping[str, object], face: str) -> tuple[Queue, bool]:
+        """The queue of that name, made with the face's defaults if it was not there (then True)."""
+        suffix = self.options.dlq_suffix
+        if suffix and name.endswith(suffix) and name != suffix:
+            face = "dead-letter"
+        for each, defaults in self.options.face_defaults.items():
+            if tenant.face_defaults.get(each, FACES[each]) != {**FACES[each], **defaults}:
+                tenant.set_face_defaults(each, defaults)
+        return tenant.declare_queue(name, settings, face)
+
+    # Publishing
+
+    def publish(self, tenant: Tenant, p: Publish) -> tuple[int, bool]:
+        """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat."""
+        shard = self.shard
+        way = tenant.way(tenant.exchange(p.exchange), p.key)
+        if len(way.queues) > 1 or way.by_headers or p.dedup_key:
+            # several queues take it or none does
+            last_id = shard.last_id
+            number = apply(shard, tenant, [p])[0]
+            return number, number <= last_id
+        check_numbers(p.priority, p.expires_ms, p.due_ms)
+        flags = PERSISTENT if p.persistent else 0
+        message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, flags)
+        if shard.post(tenant, way, message, p.due_ms) < 0:
+            raise QueueFull(f"queue {way.queues[0].name!r} is full", argument="queue")
+        return message.id, False
+
+    # Claiming
+
+    def claim(
+        self,
+        call: Call,
+        queue: Queue,
+        count: int,
+        lease_ms: int,
+        wait_ms: int,
+        done: Callable[[list[Lease]], object],
+    ) -> object:
+        """Answer with what `done` makes of the leases, now or when there are some or the time is over."""
+        leases = queue.claim(count, lease_ms)
+        if leases or wait_ms <= 0:
+            return done(leases)
+        Waiting(self, call, queue, count, lease_ms, wait_ms, done)
+        return LATER
+
+    def lease(self, call: Call, queue: str, token: str) -> Lease:
+        """The live lease that a token stands for, if it is of that queue."""
+        lease = self.shard.lease(self.tenant(call), token)
+        if lease is None or not lease.live or lease.queue.name != queue:
+            raise LeaseLost(f"no such delivery: {token[:300]!r} was settled, has lapsed, or never was")
+        return lease
+
+    # Messages as JSON
+
+    def message_id(self, entry: Entry) -> str:
+        message = entry.message
+        return properties.message_id(message.props) or self.shard.ids.uuid(message.public_id)
+
+
+class Waiting:
+    """A claim that waits: on whichever comes first of a message, the end of its time, and its peer's going away."""
+
+    def __init__(
+        self,
+        rest: Rest,
+        call: Call,
+        queue: Queue,
+        count: int,
+        lease_ms: int,
+        wait_ms: int,
+        done: Callable[[list[Lease]], object],
+    ) -> None:
+        self._rest = rest
+        self._call = call
+        self._queue = queue
+        self._done = done
+        self._mailbox = rest.shard.wait_claim(queue, count, lease_ms)
+        self._mailbox.on_event = self
+        assert call.connection is not None
+        self._timer = call.connection.face.later(wait_ms, self._over)
+        call.suspend(self._leave, self._look)
+
+    def set(self) -> None:
+        """The mailbox was touched, perhaps in a turn of somebody else's."""
+        self._call.touch()
+
+    def _look(self) -> None:
+        if self._mailbox.leases or self._mailbox.ended:
+            self._over()
+
+    def _over(self) -> None:
+        leases = self._end()
+        if leases is not None:
+            self._rest.router.complete(self._call, lambda: self._answer(leases))
+
+    def _answer(self, leases: list[Lease]) -> object:
+        if not leases and self._mailbox.ended:
+            raise QueueNotFound(f"queue {self._queue.name!r} was deleted", argument="queue")
+        return self._done(leases)
+
+    def _leave(self) -> None:
+        for lease in self._end() or ():
+            self._queue.release(lease)
+
+    def _end(self) -> list[Lease] | None:
+        """Wait no more; the leases that came, None when this was done before."""
+        if self._mailbox.on_event is None:
+            return None
+        self._mailbox.on_event = None
+        self._timer.cancel()
+        self._queue.unsubscribe(self._mailbox)
+        return self._mailbox.take()
+
+
+class Sending(msgspec.Struct, kw_only=True):
+    """What a publisher can say about a message.
+
+    `delay_ms` or `deliver_at` (milliseconds since 1970) hold it back, `ttl_ms` bounds its life, higher `priority` goes
+    first, messages of one `group` are handled one after the other, a repeated `idempotency_key` adds nothing.
+    """
+
+    message: msgspec.Raw
+    idempotency_key: str | None = None
+    priority: int = 0
+    delay_ms: int | None = None
+    deliver_at: int | None = None
+    ttl_ms: int | None = None
+    headers: dict[str, Any] | None = None
+    group: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    persistent: bool = True
+
+    def packed(self, exchange: str, key: str, now_ms: int) -> Publish:
+        """The same for the core."""
+        body = bytes(self.message)
+        check_json(body)
+        due_ms, expires_ms = self._times(now_ms)
+        dedup_key = self.idempotency_key or ""
+        if len(dedup_key.encode()) > KEY_MAX_BYTES:
+            raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+        return Publish(
+            exchange, key, self._props(), body, self.priority, expires_ms, due_ms, self.persistent, dedup_key
+        )
+
+    def _times(self, now_ms: int) -> tuple[int, int]:
+        due_ms = 0
+        if self.deliver_at is not None:
+            if self.delay_ms is not None:
+                raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
+            due_ms = _span(self.deliver_at, "deliver_at")
+        elif self.delay_ms is not None:
+            due_ms = now_ms + _span(self.delay_ms, "delay_ms")
+        if self.ttl_ms is None:
+            return due_ms, 0
+        if self.ttl_ms == 0:
+            raise MessageExpired("a time to live of 0 ms is over already", argument="ttl_ms")
+        return due_ms, max(now_ms, due_ms) + _span(self.ttl_ms, "ttl_ms")
+
+    def _props(self) -> bytes:
+        headers = dict(self.headers) if self.headers else {}
+        if self.group:
+            headers[GROUP_HEADER] = self.group
+        said = (self.correlation_id, self.reply_to, self.type)
+        if not headers and self.persistent and not self.priority and said == (None, None, None):
+            return _JSON_PROPS
+        try:
+            return properties.encode(
+                Properties(
+                    content_type=JSON,
+                    headers=headers or None,
+                    delivery_mode=2 if self.persistent else 1,
+                    priority=self.priority if 0 < self.priority < 256 else None,
+                    correlation_id=self.correlation_id,
+                    reply_to=self.reply_to,
+                    type=self.type,
+                )
+            )
+        except InvalidArgument as error:
+            if error.argument not in ("correlation_id", "reply_to", "type"):
+                error.argument = "headers"
+            raise
+
+
+def check_json(body: bytes) -> None:
+    """Refuse what only looked like JSON from afar."""
+    try:
+        _decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(f"message is not JSON: {error}", argument="message") from None
+    except RecursionError:
+        raise InvalidArgument("message is nested too deeply", argument="message") from None
+
+
+def _span(value: int, argument: str) -> int:
+    if not 0 <= value <= TIME_MAX_MS:
+        raise InvalidArgument(f"{argument} must be between 0 and {TIME_MAX_MS}, not {value}", argument=argument)
+    return value
+
+
+def content_of(entry: Entry) -> tuple[msgspec.Raw | str | None, str | None]:
+    """A body as JSON sees it: itself if it is JSON, text if it is UTF-8; what is neither comes second, in base64."""
+    body = entry.message.body
+    kind = properties.content_type(entry.message.props) or ""
+    if kind.startswith(JSON) or kind.endswith("+json"):
+        try:
+            _decode(body)
+            return msgspec.Raw(body), None
+        except (msgspec.DecodeError, RecursionError):
+            pass
+    try:
+        return body.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(body).decode()
+
+
+def headers_of(entry: Entry) -> dict[str, Any] | None:
+    found = properties.headers(entry.message.props)
+    return {str(plain(name)): plain(value) for name, value in found.items()} or None
+
+
+def plain(value: object) -> Any:
+    """A value of a header as JSON can carry it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(plain(name)): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)

@@ -1,0 +1,182 @@
+"""The oldest API: exchanges and queues by JSON at the root, and a queue's messages as server-sent events.
+
+`/publish` and `/stats` are shared with the small queue API (`rest_s0`): a queue in the query, or the scheme `ApiKey`,
+means that one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rookery import properties
+from rookery.core.consumers import Mailbox
+from rookery.core.transactions import Publish
+from rookery.errors import AccessRefused, InvalidArgument, QueueNotFound, RookeryError
+from rookery.properties import Properties
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import LATER, Content, Error, Router, decode_json, parse_query
+from rookery.wire.rest import Rest
+from rookery.wire.rest_ops import Operations, Stats
+from rookery.wire.rest_s0 import (
+    S0,
+    Claimed,
+    Count,
+    Counts,
+    DeadLetters,
+    Done,
+    KeyCreated,
+    MessageId,
+    word_error,
+)
+
+FACE: Final = "line"
+CREDIT: Final = 100
+EVENTS: Final = b"text/event-stream"
+
+_PROPS: Final = properties.encode(Properties(content_type="text/plain", delivery_mode=2))
+
+
+class Create(msgspec.Struct):
+    exchange: str
+    exchange_type: str
+    queue: str
+    routing_key: str = ""
+
+
+class LegacyPublish(msgspec.Struct):
+    exchange: str
+    routing_key: str = ""
+    body: str = ""
+
+
+_decode_publish = msgspec.json.Decoder(LegacyPublish).decode
+
+
+def for_small_queues(call: Call) -> bool:
+    """Whether a request to a shared path speaks the small queue API."""
+    return "queue" in parse_query(call.query) or call.header(b"authorization").startswith("ApiKey ")
+
+
+def word_shared_error(call: Call, error: RookeryError) -> tuple[int, object]:
+    if for_small_queues(call):
+        return word_error(call, error)
+    return error.http, Error(error.code, str(error), call.request_id, error.argument)
+
+
+def word_text_error(call: Call, error: RookeryError) -> tuple[int, object]:
+    if isinstance(error, QueueNotFound):
+        return 404, Content(b"Queue not found", b"text/plain; charset=utf-8")
+    return error.http, Error(error.code, str(error), call.request_id, error.argument)
+
+
+class Legacy:
+    """The routes."""
+
+    def __init__(self, rest: Rest, s0: S0, operations: Operations) -> None:
+        self._rest = rest
+        self._s0 = s0
+        self._operations = operations
+
+    def create(self, call: Call, body: Create) -> Done:
+        """Declare an exchange and a queue, and bind them."""
+        principal = call.principal
+        for name in (body.exchange, body.queue):
+            principal.require("configure", name)
+        tenant = self._rest.tenant(call)
+        if body.exchange_type not in ("direct", "fanout", "topic"):
+            raise InvalidArgument(f"unsupported exchange type: {body.exchange_type}", argument="exchange_type")
+        tenant.declare_exchange(body.exchange, body.exchange_type)
+        queue, _ = self._rest.declare(tenant, body.queue, {}, FACE)
+        tenant.bind(body.exchange, queue, body.routing_key)
+        call.lasting()
+        return Done("ok")
+
+    def publish(self, call: Call, body: bytes, queue: str = "") -> MessageId | Done:
+        """Put the body into a queue; or, without a queue, publish what its JSON says to an exchange."""
+        if for_small_queues(call) or not body.lstrip().startswith(b"{"):
+            return self._s0.publish(call, body, queue)
+        said: LegacyPublish = decode_json(_decode_publish, body)
+        call.principal.require("write", said.exchange, kind="exchange")
+        if not said.exchange:
+            raise AccessRefused("an exchange must be named")
+        tenant = self._rest.tenant(call)
+        self._rest.publish(tenant, Publish(said.exchange, said.routing_key, _PROPS, said.body.encode()))
+        call.lasting()
+        return Done("ok")
+
+    def stats(self, call: Call, queue: str = "") -> Counts | Stats:
+        """The counts of a queue, or of everything in the tenant."""
+        if for_small_queues(call):
+            return self._s0.stats(call, queue)
+        return self._operations.stats(call)
+
+    def register(self, call: Call) -> Done:
+        """Nothing needs to be registered any more."""
+        return Done("ok")
+
+    def consume(self, call: Call, queue: str = "") -> object:
+        """The messages of a queue as server-sent events; a message is done with when it is sent."""
+        found = self._rest.existing(call, queue, "read")
+        _Events(call, self._rest.shard.subscribe(found, CREDIT, 0))
+        return LATER
+
+
+class _Events:
+    """A subscription whose deliveries are events of a stream."""
+
+    def __init__(self, call: Call, mailbox: Mailbox) -> None:
+        self._call = call
+        self._mailbox = mailbox
+        mailbox.on_event = self
+        call.add_header("Cache-Control", "no-store")
+        call.stream(EVENTS, self._leave, self._look, self._room)
+
+    def set(self) -> None:
+        self._call.touch()
+
+    def _look(self) -> None:
+        mailbox = self._mailbox
+        for lease in mailbox.take():
+            text = lease.entry.message.body.decode("utf-8", "replace")
+            lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+            self._call.send("".join([f"data: {line}\n" for line in lines]).encode() + b"\n")
+            mailbox.queue.ack(lease)
+        connection = self._call.connection
+        mailbox.paused = connection is not None and connection.write_paused
+        if mailbox.ended:
+            self._call.end()
+
+    def _room(self) -> None:
+        self._mailbox.paused = False
+        self._mailbox.queue.mark_dirty()
+        self._call.touch()
+
+    def _leave(self) -> None:
+        mailbox = self._mailbox
+        for lease in mailbox.take():
+            mailbox.queue.release(lease)
+        mailbox.queue.unsubscribe(mailbox)
+
+
+def add_routes(router: Router, rest: Rest, operations: Operations) -> None:
+    """The routes of the small queue API and of the oldest one."""
+    s0 = S0(rest)
+    legacy = Legacy(rest, s0, operations)
+    small = {"errors": word_error, "tag": "small queues"}
+    shared = {"errors": word_shared_error, "tag": "small queues"}
+    old = {"errors": word_text_error, "tag": "oldest"}
+    router.add("GET POST", "/create_key", s0.create_key, {200: KeyCreated}, open=True, **small)
+    router.add("POST GET", "/publish", legacy.publish, {200: (MessageId, Done)}, **shared)
+    router.add("GET POST", "/claim", s0.claim, {200: Claimed}, **small)
+    router.add("POST GET", "/ack", s0.ack, {200: Done}, **small)
+    router.add("POST GET", "/extend", s0.extend, {200: Done}, **small)
+    router.add("GET POST", "/stats", legacy.stats, {200: (Counts, Stats)}, **shared)
+    router.add("GET", "/dead_letters", s0.dead, {200: DeadLetters}, **small)
+    router.add("DELETE", "/dead_letters", s0.purge, {200: Count}, **small)
+    router.add("POST", "/dead_letters/redrive", s0.redrive, {200: Count}, **small)
+    router.add("POST", "/create", legacy.create, {200: Done}, **old)
+    router.add("GET", "/consume", legacy.consume, {200: bytes}, **old)
+    router.add("POST GET", "/add_publisher", legacy.register, {200: Done}, **old)
+    router.add("POST GET", "/add_consumer", legacy.register, {200: Done}, **old)

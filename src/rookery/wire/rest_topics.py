@@ -1,0 +1,225 @@
+"""Topics under /api/v1: exchanges of kind topic, with subscriptions that are pulled from.
+
+A subscription is a queue `<topic>.sub.<id>` bound to the topic; the binding names who made it, so that a pull without
+`subscription` finds the caller's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rookery.core.credentials import base64url
+from rookery.core.queue import Queue
+from rookery.core.snapshots import exchange_stats
+from rookery.core.topology import Exchange, Tenant
+from rookery.errors import Conflict, InvalidArgument, NotFound
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Answer, Router
+from rookery.wire.rest import Rest, Sending
+from rookery.wire.rest_s2 import FACE, Deliveries, Delivery, Nack, Nothing, Published, Pulling, Settled, Tag
+
+OWNER: Final = "x-subscriber"
+ID_BYTES: Final = 9
+
+
+class TopicMade(msgspec.Struct):
+    name: str
+    created: bool
+
+
+class Subscribing(msgspec.Struct):
+    """`routing_key` is a pattern: `*` is one word, `#` any number of words."""
+
+    routing_key: str = "#"
+    mode: Literal["pull", "push"] | None = None
+    endpoint: str | None = None
+
+
+class Subscription(msgspec.Struct):
+    subscription_id: str
+    topic: str
+    queue: str
+    mode: str
+    routing_key: str
+
+
+class SubscriptionList(msgspec.Struct):
+    subscriptions: list[Subscription]
+
+
+class SendingToTopic(Sending, kw_only=True):
+    """As to a queue, with a routing key; the one in the body counts before the one in the query."""
+
+    routing_key: str | None = None
+
+
+class TopicStats(msgspec.Struct):
+    topic: str
+    subscriptions: int
+    published: int
+    unroutable: int
+    bytes: int
+
+
+def show_stats(exchange: Exchange) -> TopicStats:
+    stats: dict[str, Any] = exchange_stats(exchange)
+    return TopicStats(exchange.name, stats["bindings"], stats["published"], stats["unroutable"], stats["bytes"])
+
+
+class Topics:
+    """The routes."""
+
+    def __init__(self, rest: Rest, random_bytes: Any) -> None:
+        self._rest = rest
+        self._random_bytes = random_bytes
+        self._pulling = Pulling(rest)
+
+    def create(self, call: Call, name: str) -> Answer:
+        """Create a topic."""
+        call.principal.require("configure", name, kind="topic")
+        _, created = self._rest.tenant(call).declare_exchange(name, "topic")
+        call.lasting()
+        return Answer(201 if created else 200, TopicMade(name, created))
+
+    def publish(self, call: Call, name: str, body: SendingToTopic, routing_key: str = "") -> Answer:
+        """Publish any JSON value to a topic: every subscription whose pattern matches gets it."""
+        rest = self._rest
+        key = body.routing_key if body.routing_key is not None else routing_key
+        if len(key.encode()) > 255:
+            raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
+        p = body.packed(name, key, int(rest.shard.wall_ms))
+        exchange = self._topic(call, name, "write")
+        number, repeat = rest.publish(rest.tenant(call), p)
+        assert exchange.name == name
+        call.lasting()
+        return Answer(200 if repeat else 201, Published(rest.shard.ids.uuid(number), repeat))
+
+    def subscribe(self, call: Call, name: str, body: Subscribing) -> Subscription:
+        """Subscribe to a topic; messages from now on that match the pattern wait to be pulled."""
+        if body.endpoint is not None or body.mode == "push":
+            raise InvalidArgument("this server delivers to no endpoint; use mode pull", argument="endpoint")
+        tenant = self._rest.tenant(call)
+        self._topic(call, name, "read")
+        subscription_id = base64url(self._random_bytes(ID_BYTES))
+        queue_name = _queue_name(name, subscription_id)
+        call.principal.require("configure", queue_name)
+        queue, _ = self._rest.declare(tenant, queue_name, {}, FACE)
+        try:
+            tenant.bind(name, queue, body.routing_key, {OWNER: call.principal.name})
+        except Exception:
+            tenant.delete(queue, "deleted")
+            raise
+        call.lasting()
+        return Subscription(subscription_id, name, queue_name, "pull", body.routing_key)
+
+    def subscriptions(self, call: Call, name: str) -> SubscriptionList:
+        """The subscriptions of a topic."""
+        call.principal.require("read", name, kind="topic")
+        tenant = self._rest.tenant(call)
+        return SubscriptionList([found for found, _ in _subscriptions(tenant, name)])
+
+    def unsubscribe(self, call: Call, name: str, id: str) -> Settled:
+        """End a subscription; what waits in it is gone."""
+        call.principal.require("configure", _queue_name(name, id))
+        tenant = self._rest.tenant(call)
+        tenant.delete(self._queue_of(tenant, name, id), "deleted")
+        call.lasting()
+        return Settled("ok")
+
+    def pull(
+        self,
+        call: Call,
+        name: str,
+        subscription: str = "",
+        wait: float = 0,
+        max: int | None = None,
+        auto_ack: bool = False,
+        empty: Literal["200", "204"] = "200",
+    ) -> object:
+        """Lease the next message of a subscription, by default of the caller's only one."""
+        queue = self._find(call, name, subscription)
+        call.principal.require("read", queue.name)
+        return self._pulling.pull(call, queue, wait, max, auto_ack, empty, self._rest.options.lease_ms)
+
+    def ack(self, call: Call, name: str, body: Tag) -> Settled:
+        """Done with a message."""
+        return self._pulling.ack(call, self._queue_name_of(call, name, body.delivery_tag), body)
+
+    def nack(self, call: Call, name: str, body: Nack) -> Settled:
+        """Failed with a message: it is tried again, or becomes a dead letter."""
+        return self._pulling.nack(call, self._queue_name_of(call, name, body.delivery_tag), body)
+
+    def stats(self, call: Call, name: str) -> TopicStats:
+        """The counts of a topic."""
+        return show_stats(self._topic(call, name, "read"))
+
+    def _topic(self, call: Call, name: str, action: Literal["write", "read"]) -> Exchange:
+        """The topic of that name, which comes into being when it is first used."""
+        call.principal.require(action, name, kind="topic")
+        tenant = self._rest.tenant(call)
+        exchange = tenant.exchanges.get(name) if name else None
+        if exchange is None:
+            call.principal.require("configure", name, kind="topic")
+            exchange, _ = tenant.declare_exchange(name, "topic")
+        return exchange
+
+    def _find(self, call: Call, topic: str, id: str) -> Queue:
+        tenant = self._rest.tenant(call)
+        if id:
+            return self._queue_of(tenant, topic, id)
+        owner = call.principal.name
+        own = [queue for _, queue in _subscriptions(tenant, topic, owner)]
+        if not own:
+            raise NotFound(f"user '{owner}' has no subscription to topic '{topic}'", argument="subscription")
+        if len(own) > 1:
+            text = f"user '{owner}' has {len(own)} subscriptions to topic '{topic}': say which"
+            raise Conflict(text, argument="subscription")
+        return own[0]
+
+    def _queue_of(self, tenant: Tenant, topic: str, id: str) -> Queue:
+        queue = tenant.queues.get(_queue_name(topic, id))
+        if queue is None:
+            raise NotFound(f"topic '{topic}' has no subscription '{id}'", argument="subscription")
+        return queue
+
+    def _queue_name_of(self, call: Call, topic: str, tag: str) -> str:
+        """The queue that a delivery tag is of, if it is one of this topic's."""
+        queue = tag.rsplit("/", 3)[0]
+        if not queue.startswith(_queue_name(topic, "")):
+            raise NotFound(f"no such delivery in topic '{topic}'", argument="delivery_tag")
+        call.principal.require("read", queue)
+        return queue
+
+
+def _queue_name(topic: str, id: str) -> str:
+    return f"{topic}.sub.{id}"
+
+
+def _subscriptions(tenant: Tenant, topic: str, owner: str | None = None) -> list[tuple[Subscription, Queue]]:
+    exchange = tenant.exchange(topic)
+    prefix = _queue_name(topic, "")
+    found = []
+    for key, arguments, target in exchange.matcher.bindings():
+        if not isinstance(target, Queue) or not target.name.startswith(prefix) or arguments is None:
+            continue
+        if OWNER in arguments and owner in (None, arguments[OWNER]):
+            subscription_id = target.name.removeprefix(prefix)
+            found.append((Subscription(subscription_id, topic, target.name, "pull", key), target))
+    return found
+
+
+def add_routes(router: Router, rest: Rest, random_bytes: Any) -> None:
+    topics = Topics(rest, random_bytes)
+    root = "/api/v1/topics/{name}"
+    pulled = (Delivery, Nothing, Deliveries)
+    router.add("PUT", root, topics.create, {201: TopicMade, 200: TopicMade}, tag="topics")
+    router.add("POST", f"{root}/publish", topics.publish, {201: Published, 200: Published}, tag="topics")
+    router.add("POST", f"{root}/subscriptions", topics.subscribe, {201: Subscription}, tag="topics")
+    router.add("GET", f"{root}/subscriptions", topics.subscriptions, {200: SubscriptionList}, tag="topics")
+    router.add("DELETE", f"{root}/subscriptions/{{id}}", topics.unsubscribe, {200: Settled}, tag="topics")
+    router.add("POST", f"{root}/pull", topics.pull, {200: pulled, 204: None}, tag="topics")
+    router.add("POST", f"{root}/ack", topics.ack, {200: Settled}, tag="topics")
+    router.add("POST", f"{root}/nack", topics.nack, {200: Settled}, tag="topics")
+    router.add("GET", f"{root}/stats", topics.stats, {200: TopicStats}, tag="topics")
