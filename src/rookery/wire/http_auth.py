@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from rookery.core.access import DEFAULT_TENANT, FULL, Access, PasswordCheck, Principal
+from rookery.core.access import DEFAULT_TENANT, FULL, GUEST, Access, PasswordCheck, Principal
 from rookery.errors import AccessRefused, RateLimited, RookeryError, Unauthenticated
 from rookery.wire.http_call import Call
 
@@ -124,7 +124,8 @@ class Gatekeeper:
     def _accept(self, call: Call, principal: Principal, credential: bytes) -> None:
         call.principal = principal
         connection = call.connection
-        if connection is not None:
+        # whether the guest is welcome depends on each request's way here
+        if connection is not None and principal.name != GUEST:
             connection.credential = credential
             connection.credential_generation = self.access.generation
             connection.credential_principal = principal

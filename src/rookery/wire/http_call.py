@@ -171,22 +171,26 @@ class Call:
                 connection.out.touch()
 
 
-class _Clock:
+@final
+class DateLine:
     """The Date header, made once a second."""
 
-    second: int = -1
-    line: bytes = b""
+    def __init__(self) -> None:
+        self._second = -1
+        self._line = b""
+
+    def at(self, wall_ms: int) -> bytes:
+        second = wall_ms // 1000
+        if second != self._second:
+            t = gmtime(second)
+            day, month = _DAYS[t.tm_wday], _MONTHS[t.tm_mon - 1]
+            clock = f"{t.tm_hour:02}:{t.tm_min:02}:{t.tm_sec:02}"
+            self._line = f"Date: {day}, {t.tm_mday:02} {month} {t.tm_year} {clock} GMT\r\n".encode()
+            self._second = second
+        return self._line
 
 
-def date_line(wall_ms: int) -> bytes:
-    second = wall_ms // 1000
-    if second != _Clock.second:
-        at = gmtime(second)
-        day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-        clock = f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02}"
-        _Clock.line = f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {clock} GMT\r\n".encode()
-        _Clock.second = second
-    return _Clock.line
+_date: Final = DateLine()
 
 
 def render(call: Call, wall_ms: int, keep: bool) -> bytes:
@@ -218,7 +222,7 @@ def render(call: Call, wall_ms: int, keep: bool) -> bytes:
     return b"HTTP/1.1 %d %b\r\n%b%bX-Request-ID: %b\r\n\r\n" % (
         call.status,
         phrase,
-        date_line(wall_ms),
+        _date.at(wall_ms),
         lines,
         call.request_id.encode("latin-1", "replace"),
     )
