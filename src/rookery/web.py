@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 BODIES_MAX_BYTES: Final = 256 << 20
 """What the bodies of requests that are still arriving may take together."""
 
+NOTED: Final = frozenset({401, 403, 408, 413, 429, 431})
+"""Statuses that are logged at level info: somebody is kept out or held back."""
+
 
 class Web:
     """The HTTP face of a server. `face` is what a listener brings connections to."""
@@ -103,16 +106,18 @@ class Web:
     # The log. Neither headers nor queries are written: they may hold secrets.
 
     def _answered(self, call: Call) -> None:
-        if call.status >= 500:
-            self._failed(call)
-        else:
+        if not self._failed(call):
             self._log.debug("request", **_fields(call))
 
-    def _failed(self, call: Call) -> None:
+    def _failed(self, call: Call) -> bool:
+        """Log a request that went wrong in a way that an operator should know of; whether it did."""
         if call.status >= 500:
             self._log.error("request", **_fields(call))
-        elif call.status in (401, 403, 408, 413, 429, 431):
+        elif call.status in NOTED:
             self._log.info("request", **_fields(call))
+        else:
+            return False
+        return True
 
     def _defect(self, error: BaseException, call: Call | None) -> None:
         request_id = call.request_id if call is not None else ""

@@ -16,7 +16,8 @@ import httpx
 
 from rookery.clock import Clock
 from rookery.config import Settings
-from rookery.server import Server, make_log
+from rookery.logs import make_log
+from rookery.server import Server
 
 ADMIN = "supersecretkey"
 
@@ -48,8 +49,11 @@ class World:
 
     @property
     def face(self) -> Any:
-        http: Any = self.server._http
-        return http.web.face
+        return self.web.face
+
+    @property
+    def web(self) -> Any:
+        return self.server._web
 
     def run(self, work: Any) -> Any:
         """Run a coroutine in the server's loop."""

@@ -284,7 +284,8 @@ def test_slow_requests_end(web: World) -> None:
 
 
 async def _in_turn(web: World, work: Any) -> None:
-    web.server._http.run(lambda: work(web.server))  # type: ignore[union-attr]
+    turns: Any = web.server._turns
+    turns.run(lambda: work(web.server))
 
 
 def test_many_clients_at_once(web: World) -> None:
@@ -311,7 +312,7 @@ def test_a_defect_is_answered_with_500_and_logged_under_the_request(tmp_path: Pa
     with world(tmp_path) as web:
 
         def broken(server: Any) -> None:
-            server._http.web.rest.publish = None
+            server._web.rest.publish = None
 
         web.inside(broken)
         answer = web.admin.post("/api/v1/queues/q/publish", json={"message": "not in the log"})

@@ -82,7 +82,11 @@ def test_users_by_password(web: World) -> None:
     answers: list[int] = []
     # verified in a thread, while others are served
     threads = [
-        threading.Thread(target=lambda: answers.append(httpx.get(web.base + STATS, headers=basic("ada", "pw")).status_code))
+        threading.Thread(
+            target=lambda: answers.append(
+                httpx.get(web.base + STATS, headers=basic("ada", "pw"), verify=False).status_code
+            )
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -156,7 +160,9 @@ def test_what_is_revoked_while_it_waits_ends(web: World) -> None:
     key = web.key("waits")
     got: list[httpx.Response] = []
     url = f"{web.base}/api/v1/queues/q/pull?wait=60"
-    waiting = threading.Thread(target=lambda: got.append(httpx.post(url, headers=bearer(key), timeout=70)))
+    waiting = threading.Thread(
+        target=lambda: got.append(httpx.post(url, headers=bearer(key), timeout=70, verify=False))
+    )
     waiting.start()
     while not web.inside(lambda s: _waiting(s, "waits")):
         pass
@@ -297,7 +303,12 @@ def test_a_token_that_expires_on_an_open_connection(tmp_path: Path) -> None:
 
 def test_tokens_for_an_audience(tmp_path: Path) -> None:
     with world(tmp_path, auth_mode="bearer", jwt_secret="change_me", jwt_audience="rookery") as web:
-        for claims, status in (({"aud": "rookery"}, 200), ({"aud": ["x", "rookery"]}, 200), ({"aud": "x"}, 401), ({}, 401)):
+        for claims, status in (
+            ({"aud": "rookery"}, 200),
+            ({"aud": ["x", "rookery"]}, 200),
+            ({"aud": "x"}, 401),
+            ({}, 401),
+        ):
             assert web.client.get(STATS, headers=bearer(sign(claims, "change_me"))).status_code == status
 
 

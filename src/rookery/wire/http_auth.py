@@ -11,7 +11,6 @@ a thread. A request without a credential, where that is allowed at all, must not
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
@@ -94,7 +93,7 @@ class Gatekeeper:
     def _basic(self, call: Call, token: str, credential: bytes, go_on: Callable[[Call], None]) -> bool:
         try:
             user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             raise Unauthenticated(MISSING) from None
         if not colon:
             raise Unauthenticated(MISSING)

@@ -235,6 +235,8 @@ class Sending(msgspec.Struct, kw_only=True):
         dedup_key = self.idempotency_key or ""
         if len(dedup_key.encode()) > KEY_MAX_BYTES:
             raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+        if dedup_key.startswith("\0"):
+            raise InvalidArgument("idempotency_key must not begin with a null character", argument="idempotency_key")
         return Publish(
             exchange, key, self._props(), body, self.priority, expires_ms, due_ms, self.persistent, dedup_key
         )

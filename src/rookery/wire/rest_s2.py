@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rookery import properties
+from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
 from rookery.core.snapshots import queue_stats
@@ -21,8 +22,8 @@ from rookery.wire.rest import CLAIM_MAX, KEY_MAX_BYTES, WAIT_MAX_SEC, Rest, Send
 
 FACE: Final = "http"
 PEEK_MAX: Final = 1_000
-ACKS: Final = "\0acks of "
-"""What the keys of acks are remembered under: no exchange can have such a name."""
+ACK_KEY: Final = "\0ack "
+"""Sets the keys of acks apart from those of publishes to the same queue, which do not begin so."""
 
 
 class QueueOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -231,14 +232,14 @@ class Pulling:
             if not 0 < len(key.encode()) <= KEY_MAX_BYTES:
                 text = f"idempotency_key must have 1 to {KEY_MAX_BYTES} bytes"
                 raise InvalidArgument(text, argument="idempotency_key")
-            if tenant.dedup.find("exchange:" + ACKS + queue, key, int(self.rest.shard.wall_ms)):
+            if tenant.dedup.find(scope_of("", queue), ACK_KEY + key, int(self.rest.shard.wall_ms)):
                 call.lasting()
                 return Settled("ok", True)
         lease = self.rest.lease(call, queue, tag.delivery_tag)
         number = int(lease.entry.message.public_id)
         lease.queue.ack(lease)
         if key is not None:
-            tenant.remember(ACKS + queue, "", key, number)
+            tenant.remember("", queue, ACK_KEY + key, number)
         call.lasting()
         return Settled("ok")
 

@@ -139,6 +139,7 @@ class Topics:
         empty: Literal["200", "204"] = "200",
     ) -> object:
         """Lease the next message of a subscription, by default of the caller's only one."""
+        call.principal.require("read", name, kind="topic")
         queue = self._find(call, name, subscription)
         call.principal.require("read", queue.name)
         return self._pulling.pull(call, queue, wait, max, auto_ack, empty, self._rest.options.lease_ms)
