@@ -1,4 +1,4 @@
-"""HTTP of a server in a process of its own: starting, stopping, restarting, and programs written for the documented API."""
+"""HTTP of a server in a process of its own: starting, stopping, restarting, and programs written for its API."""
 
 from __future__ import annotations
 
