@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,12 @@ from pathlib import Path
 # Debian's wrapper in sbin changes the user and drops the environment; this is what it starts.
 RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 START_SEC = 60
+
+LIMITED = "limited"
+"""A user, and its password, that may use names matching `OWN` alone."""
+OWN = "^mine"
+STRANGER = "stranger"
+"""A user, and its password, without any rights."""
 
 
 def free_port() -> int:
@@ -33,11 +40,30 @@ def _until_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> 
         time.sleep(0.05)
 
 
+def _definitions() -> dict[str, object]:
+    """The usual guest, and a user whose rights end at its own names."""
+    users = [
+        {"name": "guest", "password": "guest", "tags": "administrator"},
+        {"name": LIMITED, "password": LIMITED, "tags": ""},
+        {"name": STRANGER, "password": STRANGER, "tags": ""},
+    ]
+    everything = {"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    return {
+        "vhosts": [{"name": "/"}],
+        "users": users,
+        "permissions": [everything, {"user": LIMITED, "vhost": "/", "configure": OWN, "write": OWN, "read": OWN}],
+    }
+
+
 @contextlib.contextmanager
 def rabbitmq(folder: Path) -> Iterator[int]:
     """A RabbitMQ node on spare ports, with an epmd of its own, so that it meets no other node; yields its AMQP port."""
     port, distribution, names = free_port(), free_port(), free_port()
-    (folder / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\nlog.file.level = warning\n")
+    definitions = folder / "definitions.json"
+    definitions.write_text(json.dumps(_definitions()))
+    (folder / "rabbitmq.conf").write_text(
+        f"listeners.tcp.default = 127.0.0.1:{port}\nlog.file.level = warning\nload_definitions = {definitions}\n"
+    )
     (folder / "enabled_plugins").write_text("[].")
     (folder / "env").write_text("")
     environ = {

@@ -30,3 +30,5 @@ def brokers(tmp_path_factory: pytest.TempPathFactory, need_program: Callable[[st
         rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as port,
     ):
         yield Brokers(rabbitmq=port, rookery=rookery.amqp)
+        assert rookery.stop() == 0
+        assert [line for line in rookery.log if line["event"] == "connection_failed"] == []

@@ -44,6 +44,9 @@ CAPABILITIES = {
 }
 _MADE_BY_SERVER = re.compile(r"amq\.(gen-|ctag-|rabbitmq\.reply-to\.)[\w.+/=-]{10,}")
 
+# Erlang breaks long terms into lines, as text or as escaped text.
+_BROKEN_LINE = re.compile(r"\\n *")
+
 
 class Stuck(Exception):
     """What the scenario waits for did not come."""
@@ -61,7 +64,7 @@ class Script:
         self._made: dict[str, str] = {}
 
     def write(self, line: str) -> None:
-        self.lines.append(_MADE_BY_SERVER.sub(self._stand_in, line))
+        self.lines.append(_MADE_BY_SERVER.sub(self._stand_in, _BROKEN_LINE.sub("", line)))
 
     def _stand_in(self, match: re.Match[str]) -> str:
         return self._made.setdefault(match[0], f"amq.{match[1]}<{len(self._made) + 1}>")

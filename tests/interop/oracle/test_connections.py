@@ -204,7 +204,17 @@ def test_more_channels_than_agreed(s: Script) -> None:
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,5000,4088}' \
+class_id=0 method_id=0
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - a frame of 5000 bytes is longer than negotiated' class_id=0 \
+method_id=0
+    """,
+)
 def test_frames_beyond_the_agreed_size(s: Script) -> None:
     connection = s.connect(frame_max=4096)
     channel = connection.channel()
@@ -235,7 +245,15 @@ def test_heartbeats_are_sent_as_agreed(s: Script) -> None:
     s.write("a heartbeat came")
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=505 text='UNEXPECTED_FRAME - type 8, all octets = <<>>' class_id=0 method_id=0
+    """,
+    rookery="""
+        A < connection.close code=505 text='UNEXPECTED_FRAME - a heartbeat belongs to no channel' class_id=0 method_id=0
+    """,
+)
 def test_heartbeat_on_a_channel(s: Script) -> None:
     connection = opened(s)
     connection.send(frame(HEARTBEAT, 1, b""))
@@ -353,7 +371,17 @@ def test_methods_of_a_channel_on_channel_zero(s: Script) -> None:
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - cannot decode <<>>' class_id=60 method_id=200
+    """,
+    rookery="""
+        A < connection.close code=503 text='COMMAND_INVALID - unimplemented method' class_id=60 method_id=200
+        B < connection.close code=503 text='COMMAND_INVALID - unimplemented method' class_id=99 method_id=10
+        C < connection.close code=503 text='COMMAND_INVALID - unimplemented method' class_id=50 method_id=99
+    """,
+)
 def test_unknown_methods_and_classes(s: Script) -> None:
     for class_id, method_id in ((60, 200), (99, 10), (50, 99)):
         connection = opened(s)
@@ -369,21 +397,49 @@ def test_methods_cut_short(s: Script) -> None:
         connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<0,50,0,10,0,0,1,113,0,0,0,0,0>>: \
+{invalid_frame_end_marker,0}' class_id=0 method_id=0
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - a frame does not end where it says' class_id=0 method_id=0
+    """,
+)
 def test_frame_without_its_end(s: Script) -> None:
     connection = opened(s)
     connection.send(frame(METHOD, 1, method_payload("queue.declare", {"queue": "q"}), end=0))
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - type 7, all octets = <<"hello">>: unknown_frame' class_id=0 \
+method_id=0
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - no frame of type 7 and 5 bytes is known' class_id=0 method_id=0
+    """,
+)
 def test_unknown_frame_type(s: Script) -> None:
     connection = opened(s)
     connection.send(frame(7, 1, b"hello"))
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,2147483647,\
+131064}' class_id=0 method_id=0
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - a frame of 2147483647 bytes is longer than negotiated' class_id=0 \
+method_id=0
+    """,
+)
 def test_frame_with_an_enormous_size(s: Script) -> None:
     connection = opened(s)
     connection.send(struct.pack(">BHI", METHOD, 1, 0x7FFFFFFF) + b"hello")
@@ -429,7 +485,17 @@ def test_method_instead_of_a_body(s: Script) -> None:
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=505 text='UNEXPECTED_FRAME - expected content body, got non content body frame instead' \
+class_id=60 method_id=40
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - a content body is longer than its header says' class_id=0 \
+method_id=0
+    """,
+)
 def test_more_body_than_announced(s: Script) -> None:
     connection = opened(s)
     connection.send(frame(METHOD, 1, method_payload("basic.publish", {"key": "q"})))
@@ -446,7 +512,15 @@ def test_header_of_another_class(s: Script) -> None:
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=541 text='INTERNAL_ERROR' class_id=0 method_id=0
+    """,
+    rookery="""
+        A < connection.close code=502 text='SYNTAX_ERROR - malformed properties: a string is cut off' class_id=60 method_id=40
+    """,
+)
 def test_properties_cut_short(s: Script) -> None:
     connection = opened(s)
     connection.send(frame(METHOD, 1, method_payload("basic.publish", {"key": "q"})))
@@ -454,7 +528,15 @@ def test_properties_cut_short(s: Script) -> None:
     connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+
+    """,
+    rookery="""
+        A < connection.close code=502 text='SYNTAX_ERROR - malformed table: no field type 0x5a' class_id=50 method_id=10
+    """,
+)
 def test_table_with_an_unknown_type(s: Script) -> None:
     connection = opened(s)
     bad = method_payload("queue.declare", {"queue": "q"})[:-4] + b"\x00\x00\x00\x04\x01aZ\x00"

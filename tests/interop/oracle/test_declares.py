@@ -77,7 +77,14 @@ def test_redeclare_with_other_queue_type(s: Script) -> None:
     connection.channel().queue("qq", durable=True)
 
 
-@scenario
+@differs(
+    "unknown-arguments",
+    rabbitmq="A3 < queue.declare-ok queue='q' messages=0 consumers=0",
+    rookery="""
+        A3 < channel.close code=406 text="PRECONDITION_FAILED - inequivalent arg 'x-something' for queue 'q' in vhost \
+'/': received none but current is the value 'else' of type 'longstr'" class_id=50 method_id=10
+    """,
+)
 def test_unknown_arguments_are_taken(s: Script) -> None:
     connection = s.connect()
     connection.channel().queue("q", {"x-something": "else", "mine": 5})
@@ -130,7 +137,18 @@ def test_queue_types_that_are_refused(s: Script) -> None:
     connection.channel().queue("q", {"x-queue-type": "quorum"}, durable=True, exclusive=True)
     connection.channel().queue("q", {"x-queue-type": "quorum"}, durable=True, auto_delete=True)
     connection.channel().queue("q", {"x-queue-type": "quorum", "x-max-priority": 5}, durable=True)
-    connection.channel().queue("q", {"x-queue-type": "quorum", "x-delivery-limit": -1}, durable=True)
+
+
+@differs(
+    "delivery-limit",
+    rabbitmq="A1 < queue.declare-ok queue='q' messages=0 consumers=0",
+    rookery="""
+        A1 < channel.close code=406 text="PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue 'q' in vhost \
+'/': {value_negative,-1}" class_id=50 method_id=10
+    """,
+)
+def test_negative_delivery_limit(s: Script) -> None:
+    s.channel().queue("q", {"x-queue-type": "quorum", "x-delivery-limit": -1}, durable=True)
 
 
 @scenario

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.interop.oracle.frames import Typed
 from tests.interop.oracle.scenario import differs, scenario
 from tests.interop.oracle.script import Channel, Script
 
@@ -460,3 +461,81 @@ def test_short_expiration_behind_a_long_one(s: Script) -> None:
 )
 def test_delivery_limit_of_a_classic_queue(s: Script) -> None:
     s.channel().queue("q", {"x-delivery-limit": 1})
+
+
+@scenario
+def test_history_that_a_client_publishes_again(s: Script) -> None:
+    """A consumer that publishes a dead message again, with its headers, goes on with its history."""
+    channel = s.channel()
+    dying(channel, "q", {})
+    channel.queue("other", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    history: dict[str, object] = {
+        "count": 3,
+        "reason": "rejected",
+        "queue": "q",
+        "time": Typed("T", 1000),
+        "exchange": "",
+        "routing-keys": ["q"],
+    }
+    headers = {"x-death": [history], "x-first-death-queue": "q", "x-first-death-reason": "rejected", "mine": 1}
+    for queue in ("q", "other"):
+        channel.publish("again", queue, headers=headers)
+        delivery = channel.get(queue, no_ack=False)
+        channel.nack(delivery.arguments.get("delivery", 0), requeue=False)
+        channel.until("dead", messages=1)
+        channel.get_all("dead")
+
+
+@scenario
+def test_history_of_a_message_that_died_in_two_queues(s: Script) -> None:
+    channel = s.channel()
+    for queue in ("one", "two"):
+        dying(channel, queue, {})
+        channel.bind(queue, "amq.fanout")
+    channel.publish("twice", "k", "amq.fanout")
+    for queue in ("one", "two"):
+        delivery = channel.get(queue, no_ack=False)
+        channel.nack(delivery.arguments.get("delivery", 0), requeue=False)
+        channel.until("dead", messages=1)
+        channel.get_all("dead")
+
+
+@scenario
+def test_dead_letters_to_a_full_queue_that_rejects(s: Script) -> None:
+    channel = s.channel()
+    channel.queue("dead", {"x-max-length": 1, "x-overflow": "reject-publish"})
+    channel.queue("q", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    for body in "ab":
+        channel.publish(body, "q")
+    for delivery in (1, 2):
+        channel.get("q", no_ack=False)
+        channel.nack(delivery, requeue=False)
+    channel.quiet("q", "dead")
+    channel.get_all("dead")
+
+
+@scenario
+def test_dead_letters_by_fanout(s: Script) -> None:
+    channel = s.channel()
+    channel.exchange("dlx", "fanout")
+    for queue in ("one", "two"):
+        channel.queue(queue)
+        channel.bind(queue, "dlx")
+    channel.queue("q", {"x-dead-letter-exchange": "dlx", "x-max-length": 0})
+    channel.publish("a", "q")
+    for queue in ("one", "two"):
+        channel.until(queue, messages=1)
+        channel.get_all(queue)
+
+
+@scenario
+def test_dead_letters_with_an_alternate_exchange(s: Script) -> None:
+    channel = s.channel()
+    channel.exchange("rest", "fanout")
+    channel.exchange("dlx", "direct", {"alternate-exchange": "rest"})
+    channel.queue("dead")
+    channel.bind("dead", "rest")
+    channel.queue("q", {"x-dead-letter-exchange": "dlx", "x-max-length": 0})
+    channel.publish("a", "q")
+    channel.until("dead", messages=1)
+    channel.get_all("dead")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.interop.oracle.frames import BODY, HEADER, METHOD, Typed, header_payload, method_payload
-from tests.interop.oracle.scenario import scenario
+from tests.interop.oracle.scenario import differs, scenario
 from tests.interop.oracle.script import Script
 
 
@@ -265,7 +265,11 @@ def test_confirm_after_tx_and_tx_after_confirm(s: Script) -> None:
     channel.call("confirm.select")
 
 
-@scenario
+@differs(
+    "mandatory-reply",
+    rabbitmq="A1 < basic.return code=312 text='NO_ROUTE' exchange='' key='amq.rabbitmq.reply-to.<1>' {} b'answer'",
+    rookery="",
+)
 def test_mandatory_answer_by_direct_reply_to(s: Script) -> None:
     channel = s.channel()
     channel.consume("amq.rabbitmq.reply-to", "replies", no_ack=True)
