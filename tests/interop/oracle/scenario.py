@@ -7,6 +7,7 @@ that only one of the two transcripts has. A difference that is not written down 
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,8 @@ def _test(play: Scenario, only_rabbitmq: str, only_rookery: str) -> Test:
 
 
 def _lines(text: str) -> list[str]:
-    return textwrap.dedent(text).strip().splitlines()
+    """What stands further in goes on with the line before."""
+    return re.sub(r"\n +", " ", textwrap.dedent(text).strip()).splitlines()
 
 
 def _lines_of_one(theirs: list[str], ours: list[str]) -> tuple[list[str], list[str]]:

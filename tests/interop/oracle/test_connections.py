@@ -118,8 +118,8 @@ def test_unknown_vhost(s: Script) -> None:
     "handshake-reasons",
     rabbitmq="",
     rookery="""
-        A < connection.close code=504 text="CHANNEL_ERROR - unknown authentication mechanism 'KERBEROS'" \
-class_id=0 method_id=0
+        A < connection.close code=504 text="CHANNEL_ERROR - unknown authentication mechanism 'KERBEROS'"
+            class_id=0 method_id=0
         B < connection.close code=502 text='SYNTAX_ERROR - PLAIN wants a name and a password' class_id=0 method_id=0
     """,
 )
@@ -137,12 +137,12 @@ def test_login_that_makes_no_sense(s: Script) -> None:
     "handshake-reasons",
     rabbitmq="",
     rookery="""
-        A < connection.close code=530 text='NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum \
-allowed (2047)' class_id=0 method_id=0
-        B < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum \
-allowed (131072)' class_id=0 method_id=0
-        C < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum \
-allowed (4096)' class_id=0 method_id=0
+        A < connection.close code=530 text='NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum
+            allowed (2047)' class_id=0 method_id=0
+        B < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum
+            allowed (131072)' class_id=0 method_id=0
+        C < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum
+            allowed (4096)' class_id=0 method_id=0
     """,
 )
 def test_tune_beyond_the_limits(s: Script) -> None:
@@ -207,12 +207,12 @@ def test_more_channels_than_agreed(s: Script) -> None:
 @differs(
     "frame-errors",
     rabbitmq="""
-        A < connection.close code=501 text='FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,5000,4088}' \
-class_id=0 method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,5000,4088}'
+            class_id=0 method_id=0
     """,
     rookery="""
-        A < connection.close code=501 text='FRAME_ERROR - a frame of 5000 bytes is longer than negotiated' class_id=0 \
-method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - a frame of 5000 bytes is longer than negotiated' class_id=0
+            method_id=0
     """,
 )
 def test_frames_beyond_the_agreed_size(s: Script) -> None:
@@ -400,8 +400,8 @@ def test_methods_cut_short(s: Script) -> None:
 @differs(
     "frame-errors",
     rabbitmq="""
-        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<0,50,0,10,0,0,1,113,0,0,0,0,0>>: \
-{invalid_frame_end_marker,0}' class_id=0 method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<0,50,0,10,0,0,1,113,0,0,0,0,0>>:
+            {invalid_frame_end_marker,0}' class_id=0 method_id=0
     """,
     rookery="""
         A < connection.close code=501 text='FRAME_ERROR - a frame does not end where it says' class_id=0 method_id=0
@@ -416,11 +416,12 @@ def test_frame_without_its_end(s: Script) -> None:
 @differs(
     "frame-errors",
     rabbitmq="""
-        A < connection.close code=501 text='FRAME_ERROR - type 7, all octets = <<"hello">>: unknown_frame' class_id=0 \
-method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - type 7, all octets = <<"hello">>: unknown_frame' class_id=0
+            method_id=0
     """,
     rookery="""
-        A < connection.close code=501 text='FRAME_ERROR - no frame of type 7 and 5 bytes is known' class_id=0 method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - no frame of type 7 and 5 bytes is known' class_id=0
+            method_id=0
     """,
 )
 def test_unknown_frame_type(s: Script) -> None:
@@ -432,12 +433,13 @@ def test_unknown_frame_type(s: Script) -> None:
 @differs(
     "frame-errors",
     rabbitmq="""
-        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,2147483647,\
-131064}' class_id=0 method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<>>:
+            {frame_too_large,2147483647,131064}' class_id=0 method_id=0
     """,
     rookery="""
-        A < connection.close code=501 text='FRAME_ERROR - a frame of 2147483647 bytes is longer than negotiated' class_id=0 \
-method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - a frame of 2147483647 bytes is longer than negotiated'
+            class_id=0
+            method_id=0
     """,
 )
 def test_frame_with_an_enormous_size(s: Script) -> None:
@@ -488,12 +490,13 @@ def test_method_instead_of_a_body(s: Script) -> None:
 @differs(
     "frame-errors",
     rabbitmq="""
-        A < connection.close code=505 text='UNEXPECTED_FRAME - expected content body, got non content body frame instead' \
-class_id=60 method_id=40
+        A < connection.close code=505 text='UNEXPECTED_FRAME - expected content body, got non content body frame
+            instead'
+            class_id=60 method_id=40
     """,
     rookery="""
-        A < connection.close code=501 text='FRAME_ERROR - a content body is longer than its header says' class_id=0 \
-method_id=0
+        A < connection.close code=501 text='FRAME_ERROR - a content body is longer than its header says' class_id=0
+            method_id=0
     """,
 )
 def test_more_body_than_announced(s: Script) -> None:
@@ -518,7 +521,8 @@ def test_header_of_another_class(s: Script) -> None:
         A < connection.close code=541 text='INTERNAL_ERROR' class_id=0 method_id=0
     """,
     rookery="""
-        A < connection.close code=502 text='SYNTAX_ERROR - malformed properties: a string is cut off' class_id=60 method_id=40
+        A < connection.close code=502 text='SYNTAX_ERROR - malformed properties: a string is cut off' class_id=60
+            method_id=40
     """,
 )
 def test_properties_cut_short(s: Script) -> None:

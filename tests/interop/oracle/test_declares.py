@@ -81,8 +81,8 @@ def test_redeclare_with_other_queue_type(s: Script) -> None:
     "unknown-arguments",
     rabbitmq="A3 < queue.declare-ok queue='q' messages=0 consumers=0",
     rookery="""
-        A3 < channel.close code=406 text="PRECONDITION_FAILED - inequivalent arg 'x-something' for queue 'q' in vhost \
-'/': received none but current is the value 'else' of type 'longstr'" class_id=50 method_id=10
+        A3 < channel.close code=406 text="PRECONDITION_FAILED - inequivalent arg 'x-something' for queue 'q' in vhost
+            '/': received none but current is the value 'else' of type 'longstr'" class_id=50 method_id=10
     """,
 )
 def test_unknown_arguments_are_taken(s: Script) -> None:
@@ -143,8 +143,8 @@ def test_queue_types_that_are_refused(s: Script) -> None:
     "delivery-limit",
     rabbitmq="A1 < queue.declare-ok queue='q' messages=0 consumers=0",
     rookery="""
-        A1 < channel.close code=406 text="PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue 'q' in vhost \
-'/': {value_negative,-1}" class_id=50 method_id=10
+        A1 < channel.close code=406 text="PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue 'q' in vhost
+            '/': {value_negative,-1}" class_id=50 method_id=10
     """,
 )
 def test_negative_delivery_limit(s: Script) -> None:
@@ -514,10 +514,10 @@ def test_names_of_every_shape(s: Script) -> None:
 @differs(
     "plugins",
     rabbitmq="""
-        A < connection.close code=503 text="COMMAND_INVALID - unknown exchange type 'x-delayed-message'" \
-class_id=40 method_id=10
-        B < connection.close code=503 text="COMMAND_INVALID - unknown exchange type 'x-consistent-hash'" \
-class_id=40 method_id=10
+        A < connection.close code=503 text="COMMAND_INVALID - unknown exchange type 'x-delayed-message'"
+            class_id=40 method_id=10
+        B < connection.close code=503 text="COMMAND_INVALID - unknown exchange type 'x-consistent-hash'"
+            class_id=40 method_id=10
     """,
     rookery="""
         A1 < exchange.declare-ok

@@ -454,8 +454,8 @@ def test_short_expiration_behind_a_long_one(s: Script) -> None:
 @differs(
     "delivery-limit",
     rabbitmq="""
-        A1 < channel.close code=406 text="PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue 'q' in vhost \
-'/' of queue type rabbit_classic_queue" class_id=50 method_id=10
+        A1 < channel.close code=406 text="PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue 'q' in vhost
+            '/' of queue type rabbit_classic_queue" class_id=50 method_id=10
     """,
     rookery="A1 < queue.declare-ok queue='q' messages=0 consumers=0",
 )

@@ -360,8 +360,8 @@ def test_predeclared_exchanges(s: Script) -> None:
     "trace",
     rabbitmq="A1 < exchange.declare-ok",
     rookery="""
-        A1 < channel.close code=404 text="NOT_FOUND - no exchange 'amq.rabbitmq.trace' in vhost '/'" class_id=40 \
-method_id=10
+        A1 < channel.close code=404 text="NOT_FOUND - no exchange 'amq.rabbitmq.trace' in vhost '/'" class_id=40
+            method_id=10
     """,
 )
 def test_trace_exchange(s: Script) -> None:
