@@ -59,8 +59,8 @@ async def test_concurrent_publishers_and_a_consumer_with_prefetch(channel: Abstr
 
 async def test_a_different_redeclaration_is_refused(channel: AbstractChannel) -> None:
     await channel.declare_queue("passing", exclusive=True)
-    with pytest.raises(aio_pika.exceptions.ChannelPreconditionFailed, match="inequivalent arg 'durable'"):
-        await channel.declare_queue("passing", exclusive=True, durable=True)
+    with pytest.raises(aio_pika.exceptions.ChannelPreconditionFailed, match="inequivalent arg 'auto_delete'"):
+        await channel.declare_queue("passing", exclusive=True, auto_delete=True)
 
 
 async def test_a_failed_handler_returns_its_message(channel: AbstractChannel) -> None:
