@@ -28,6 +28,7 @@ from rookery.embed import (
     Delivery,
     Message,
     Observation,
+    Record,
     SubOptions,
 )
 from rookery.errors import Reject, RookeryError
@@ -48,6 +49,7 @@ __all__ = [
     "ManualClock",
     "Message",
     "Observation",
+    "Record",
     "Reject",
     "RookeryError",
     "SubOptions",

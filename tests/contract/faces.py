@@ -28,6 +28,10 @@ _ASYNC_OF: dict[type, type] = {
     embed.QueueSubscription: embed.AsyncQueueSubscription,
     embed.TopicSubscription: embed.AsyncTopicSubscription,
     embed.Transaction: embed.AsyncTransaction,
+    embed.Stream: embed.AsyncStream,
+    embed.StreamReader: embed.AsyncStreamReader,
+    embed.Group: embed.AsyncGroup,
+    embed.GroupMember: embed.AsyncGroupMember,
 }
 
 

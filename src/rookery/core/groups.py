@@ -181,6 +181,25 @@ class Group:
             self.committed[index] = offset
             self._asked[index] = max(self._asked[index], offset)
 
+    def describe(self) -> dict[str, Any]:
+        """What is shown of it."""
+        return {
+            "group": self.name,
+            "stream": self.stream.name,
+            "lag": self.lag(),
+            "generation": self.generation,
+            "members": {name: list(member.partitions) for name, member in sorted(self.members.items())},
+            "partitions": [
+                {
+                    "partition": index,
+                    "committed": self.committed[index] if self.committed[index] >= 0 else None,
+                    "end": int(partition.visible),
+                    "lag": int(partition.visible) - max(self.committed[index], int(partition.first)),
+                }
+                for index, partition in enumerate(self.stream.partitions)
+            ],
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """As it is written down: with what has been asked for, which is durable together with this."""
         return {"name": self.name, "offsets": list(self._asked), "used_ms": self.used_ms}

@@ -6,7 +6,7 @@ Queues and streams share their names, because the default exchange routes to eit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
 from rookery.core.topology import check_name
@@ -94,3 +94,27 @@ def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     tenant.shard.log.change("drop-stream", tenant.name, row)
     tenant.shard.condemn(paths, 0)
     return count
+
+
+def describe(stream: Stream) -> dict[str, Any]:
+    """What is shown of a stream."""
+    return {
+        "name": stream.name,
+        "settings": stream.settings.as_dict(),
+        "records": stream.records(),
+        "bytes": sum(int(partition.size_bytes()) for partition in stream.partitions),
+        "appended": int(stream.appended),
+        "partitions": [
+            {
+                "partition": int(partition.index),
+                "first": int(partition.first),
+                "end": int(partition.visible),
+                "sealed_before": int(partition.tail),
+                "bytes": int(partition.size_bytes()),
+                "files": len(partition.files),
+                "last_ms": int(partition.last_ms),
+            }
+            for partition in stream.partitions
+        ],
+        "groups": {name: group.lag() for name, group in sorted(stream.groups.items())},
+    }

@@ -17,15 +17,18 @@ from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from rookery.clock import Clock, ManualClock
 from rookery.core.access import Access
 from rookery.core.shard import Shard
-from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, StoreDamaged
+from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, StoreDamaged, StoreError
 from rookery.model import NEVER
 from rookery.store.file import FileMedium
+from rookery.store.history import History
 from rookery.store.journal import FREE_BYTES_MIN, Journal
+
+Result = TypeVar("Result")
 
 TIMER_MAX_MS: Final = 1_000
 """The longest sleep while something is due later: a jump of the wall clock is noticed within this time."""
@@ -59,6 +62,7 @@ class _Engine:
         self._ticking = not isinstance(clock, ManualClock)
         self._armed_ms: int = NEVER
         self.journal: Journal | None = None
+        self.history: History | None = None
         self.shard.turn(clock.wall_ms(), clock.mono_ms())
 
     @property
@@ -91,6 +95,8 @@ class _Engine:
             lazy = self.journal.next_due_ms()
             if lazy is not None:
                 wait = min(wait, lazy)
+            if self.history is not None and (shard.partitions or shard.condemned):
+                wait = min(wait, self.history.tick())
         if self._ticking and wait != NEVER:
             due = shard.mono_ms + min(wait, TIMER_MAX_MS)
             if due < self._armed_ms:
@@ -136,6 +142,19 @@ class _Engine:
             medium.close()
             raise
         self.journal = journal
+        self.history = History(self.shard, journal, directory / "streams", self._post)
+        try:
+            self.history.open()
+        except BaseException:
+            journal.close()
+            self.journal = None
+            raise
+
+    def sealing(self) -> History:
+        """What seals streams; StoreError where nothing does."""
+        if self.history is None:
+            raise StoreError("a broker in memory has no files to seal streams into")
+        return self.history
 
     def _post(self, work: Callable[[], None]) -> None:
         """Run what the medium's thread hands over, within a turn of our own."""
@@ -245,6 +264,10 @@ class Engine(_Engine):
             while log.written == before and log.horizon() > before and log.failure is None and not self.closed:
                 self._progress.wait()
 
+    def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Do something slow: whoever calls is in a thread of its own already."""
+        return function(*arguments)
+
     def start(self) -> None:
         """Nothing to do: threads start when they are needed."""
 
@@ -274,6 +297,8 @@ class Engine(_Engine):
     def stop(self) -> None:
         """Write what is not written yet, and end the timer."""
         journal = self.journal
+        if self.history is not None:
+            self.history.close()
         if journal is not None:
             with self:
                 self.shard.log.urgent = True
@@ -450,6 +475,10 @@ class AsyncEngine(_Engine):
             self._lasting.appendleft((int(log.written) + 1, waiter))
             await waiter
 
+    async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Do something slow without holding up the loop."""
+        return await get_running_loop().run_in_executor(None, function, *arguments)
+
     async def start(self) -> None:
         """Belong to the running loop."""
         loop = get_running_loop()
@@ -493,6 +522,8 @@ class AsyncEngine(_Engine):
     async def stop(self) -> None:
         """Write what is not written yet, and end the timer."""
         journal = self.journal
+        if self.history is not None:
+            self.history.close()
         if journal is not None:
             with self:
                 self.shard.log.urgent = True

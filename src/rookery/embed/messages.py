@@ -361,14 +361,18 @@ def _duration(value: object, argument: str) -> int:
 
 def unpack(entry: Entry, ids: model.MessageIds) -> Message:
     """The user's view of a message in a queue."""
-    stored = entry.message
+    return unpack_message(entry.message, int(entry.enqueued_ms), ids)
+
+
+def unpack_message(stored: model.Message, entered_ms: int, ids: model.MessageIds) -> Message:
+    """The user's view of a message that entered a queue or stream at this time."""
     props = properties.decode(stored.props)
     headers: dict[str, Any] = props.headers or {}
     message = Message(decode_body(stored.body, props.content_type))
     message.id = props.message_id or ids.uuid(stored.public_id)
     message.topic = stored.route.key
     message.type = props.type
-    message.time = datetime.fromtimestamp(_published_ms(entry, props.timestamp, headers) / 1000, UTC)
+    message.time = datetime.fromtimestamp(_published_ms(entered_ms, props.timestamp, headers) / 1000, UTC)
     message.priority = stored.priority
     message.expires_at = stored.expires_ms or None
     message.content_type = props.content_type
@@ -387,9 +391,9 @@ def unpack(entry: Entry, ids: model.MessageIds) -> Message:
     return message
 
 
-def _published_ms(entry: Entry, timestamp: int | None, headers: dict[str, Any]) -> int:
+def _published_ms(entered_ms: int, timestamp: int | None, headers: dict[str, Any]) -> int:
     """When its publisher says it was published, else when it entered the queue."""
     published = headers.get(TIME_HEADER)
     if type(published) is not int or published < 0:
-        published = int(entry.enqueued_ms) if timestamp is None else int(timestamp) * 1000
+        published = entered_ms if timestamp is None else int(timestamp) * 1000
     return min(published, _TIME_SHOWN_MAX_MS)

@@ -30,6 +30,18 @@ Outcome = Literal["ack", "retry", "release", "reject"]
 ExchangeKind = Literal["direct", "fanout", "topic", "headers", "consistent-hash"]
 
 
+class StreamArguments(TypedDict, total=False):
+    """What may be said about a stream. Ages and sizes of 0 mean no limit; the number of partitions is for good."""
+
+    partitions: int
+    max_age_ms: int
+    max_bytes: int
+    until_committed: bool
+    by_routing_key: bool
+    seal_bytes: int
+    seal_ms: int
+
+
 class QueueArguments(TypedDict, total=False):
     """What may be said about a queue when it is declared, or by a policy. Durations of 0 mean none."""
 

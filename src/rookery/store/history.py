@@ -44,6 +44,14 @@ def can_seal() -> bool:
     return importlib.util.find_spec("pyarrow") is not None
 
 
+def _parquet() -> Any:
+    if not can_seal():
+        raise StoreError("sealed records are in Parquet files, which need pyarrow: pip install 'rookery[streams]'")
+    from rookery.store import parquet
+
+    return parquet
+
+
 class History:
     """See the module's docstring. Methods are called by the shard's owner, within turns."""
 
@@ -117,6 +125,20 @@ class History:
         now = int(self.shard.mono_ms)
         self._plans = {plan: held for plan, held in self._plans.items() if held[0] > now}
         return {path for _, paths in self._plans.values() for path in paths}
+
+    # Reading, in any thread
+
+    def records(self, path: str, start: int, stop: int) -> list[bytes]:
+        """Records of a sealed file, as they stood in the journal."""
+        found: list[bytes] = _parquet().records_of(self.root / path, start, stop)
+        return found
+
+    def first_at(self, path: str, stamp_ms: int) -> int:
+        """The first offset in a file that was appended at this time or later; there must be one."""
+        found: int | None = _parquet().first_at(self.root / path, stamp_ms)
+        if found is None:
+            raise StoreDamaged(f"{path} ends before {stamp_ms}", file=path)
+        return found
 
     # Looking for work
 

@@ -338,6 +338,7 @@ class Reader:
         # puts; a plain one has no priority, expiry or history. Of puts and records, whether the body is in zstd
         self.placements: i64 = 0
         self.body_bytes: i64 = 0
+        self.props_bytes: i64 = 0
         self.plain = False
         self.zstd = False
         self._at: i64 = 0
@@ -369,6 +370,7 @@ class Reader:
             self.seq = read_i64_be(data, pos + 9)
             self.enqueued_ms = read_i64_be(data, pos + 17)
             self.number = read_i64_be(data, pos + _RECORD_HEAD)
+            self._skip_message(pos + _RECORD_HEAD)
             self.zstd = i64(data[pos + _RECORD_HEAD + 9]) & _ZSTD != 0
         elif kind == BACK:
             self.queue = i64(read_i32_be(data, pos + 1))
@@ -406,7 +408,8 @@ class Reader:
             at += 12 + i64(read_i32_be(data, at + 8))
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
-        at += 4 + i64(read_i32_be(data, at))
+        self.props_bytes = i64(read_i32_be(data, at))
+        at += 4 + self.props_bytes
         self.body_bytes = i64(read_i32_be(data, at))
         at += 4 + self.body_bytes
         if options & _COMPRESSED:

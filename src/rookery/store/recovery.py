@@ -208,7 +208,8 @@ class Recovery:
             if tail is None:
                 tail = Tail()
                 self._tails[reader.queue] = tail
-            tail.set(reader.seq, (segment << PLACE_BITS) | offset, reader.enqueued_ms, reader.stop - reader.start)
+            size = reader.body_bytes + reader.props_bytes
+            tail.set(reader.seq, (segment << PLACE_BITS) | offset, reader.enqueued_ms, size)
             self.placements[segment] = self.placements.get(segment, 0) + 1
             if reader.number > self._shard.last_id:
                 self._shard.last_id = reader.number

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 from rookery.clock import Clock, SystemClock
-from rookery.core import definitions
+from rookery.core import definitions, streams
 from rookery.core.policy import Policy, check_settings
 from rookery.embed import graveyard, keeping, reports
 from rookery.embed.aio.deliveries import AsyncQueueSubscription
 from rookery.embed.aio.handlers import AsyncHandler
 from rookery.embed.aio.queues import AsyncExchange, AsyncQueue, check_bodies
 from rookery.embed.aio.requests import AsyncRequests
+from rookery.embed.aio.streams import AsyncStream
 from rookery.embed.aio.topics import AsyncTopics, AsyncTopicSubscription
 from rookery.embed.aio.transactions import AsyncTransaction
 from rookery.embed.context import (
@@ -41,6 +42,7 @@ from rookery.embed.options import (
     ConfigArguments,
     ExchangeKind,
     QueueArguments,
+    StreamArguments,
     SubArguments,
     SubOptions,
 )
@@ -245,6 +247,20 @@ class AsyncBroker:
                 for name, queue in self._context.tenant.queues.items()
                 if queue.owner is None and not name.startswith(keeping.PREFIX)
             )
+
+    async def stream(self, name: str, **settings: Unpack[StreamArguments]) -> AsyncStream:
+        """The stream of that name, made if it is not there; what is said must agree with how it was declared."""
+        self._context.check_open()
+        check_name(name, "stream")
+        async with self._engine.change:
+            streams.declare(self._context.tenant, name, settings)
+            return AsyncStream(self._context, name)
+
+    async def streams(self) -> list[str]:
+        """The names of all streams."""
+        self._context.check_open()
+        with self._engine:
+            return sorted(self._context.tenant.streams)
 
     async def set_policy(
         self, name: str, pattern: str, *, priority: int = 0, **settings: Unpack[QueueArguments]

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 from rookery.clock import Clock, SystemClock
-from rookery.core import definitions
+from rookery.core import definitions, streams
 from rookery.core.policy import Policy, check_settings
 from rookery.embed import graveyard, keeping, reports
 from rookery.embed.blocking.deliveries import QueueSubscription
 from rookery.embed.blocking.handlers import Handler
 from rookery.embed.blocking.queues import Exchange, Queue, check_bodies
 from rookery.embed.blocking.requests import Requests
+from rookery.embed.blocking.streams import Stream
 from rookery.embed.blocking.topics import Topics, TopicSubscription
 from rookery.embed.blocking.transactions import Transaction
 from rookery.embed.context import (
@@ -42,6 +43,7 @@ from rookery.embed.options import (
     ConfigArguments,
     ExchangeKind,
     QueueArguments,
+    StreamArguments,
     SubArguments,
     SubOptions,
 )
@@ -235,6 +237,20 @@ class Broker:
                 for name, queue in self._context.tenant.queues.items()
                 if queue.owner is None and not name.startswith(keeping.PREFIX)
             )
+
+    def stream(self, name: str, **settings: Unpack[StreamArguments]) -> Stream:
+        """The stream of that name, made if it is not there; what is said must agree with how it was declared."""
+        self._context.check_open()
+        check_name(name, "stream")
+        with self._engine.change:
+            streams.declare(self._context.tenant, name, settings)
+            return Stream(self._context, name)
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        self._context.check_open()
+        with self._engine:
+            return sorted(self._context.tenant.streams)
 
     def set_policy(
         self, name: str, pattern: str, *, priority: int = 0, **settings: Unpack[QueueArguments]
