@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# Debian's wrapper in sbin changes the user and drops the environment; this is what it starts.
-RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+# Debian's rabbitmq-server changes the user and drops the environment; this is what it starts.
+_STARTED_BY_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 START_SEC = 60
 
 LIMITED = "limited"
@@ -56,7 +56,7 @@ def _definitions() -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def rabbitmq(folder: Path) -> Iterator[int]:
+def rabbitmq(folder: Path, program: str) -> Iterator[int]:
     """A RabbitMQ node on spare ports, with an epmd of its own, so that it meets no other node; yields its AMQP port."""
     port, distribution, names = free_port(), free_port(), free_port()
     definitions = folder / "definitions.json"
@@ -78,6 +78,7 @@ def rabbitmq(folder: Path) -> Iterator[int]:
         "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "env"),
         # One scheduler, and no busy waiting: the machine is shared.
@@ -85,7 +86,8 @@ def rabbitmq(folder: Path) -> Iterator[int]:
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(_running(["epmd", "-port", str(names)], environ, folder / "epmd.out"))
-        node = stack.enter_context(_running([str(RABBITMQ_SERVER)], environ, folder / "rabbitmq.out"))
+        command = [str(_STARTED_BY_DEBIAN) if _STARTED_BY_DEBIAN.exists() else program]
+        node = stack.enter_context(_running(command, environ, folder / "rabbitmq.out"))
         _until_listening(port, node, folder / "rabbitmq.out")
         yield port
 

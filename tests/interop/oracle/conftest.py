@@ -24,10 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory, need_program: Callable[[str], str]) -> Iterator[Brokers]:
-    need_program("rabbitmq-server")
+    program = need_program("rabbitmq-server")
     with (
         serving(tmp_path_factory.mktemp("rookery")) as rookery,
-        rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as port,
+        rabbitmq(tmp_path_factory.mktemp("rabbitmq"), program) as port,
     ):
         yield Brokers(rabbitmq=port, rookery=rookery.amqp)
         assert rookery.stop() == 0

@@ -190,10 +190,11 @@ class Connection:
         frame_max: int = 131072,
         heartbeat: int = 0,
         capabilities: dict[str, object] | None = None,
+        product: str = "oracle",
     ) -> None:
         silent, lines = self.script.lines, self.script.lines.copy()
         self.greet()
-        self.start_ok(user, password, capabilities=capabilities)
+        self.start_ok(user, password, capabilities=capabilities, product=product)
         self.tune_ok(channel_max, frame_max, heartbeat)
         answer = self.zero.call("connection.open", vhost=vhost)
         if answer.name != "connection.open-ok":
@@ -217,11 +218,12 @@ class Connection:
         mechanism: str = "PLAIN",
         response: bytes | None = None,
         capabilities: dict[str, object] | None = None,
+        product: str = "oracle",
     ) -> Method:
         self.zero.call(
             "connection.start-ok",
             client_properties={
-                "product": "oracle",
+                "product": product,
                 "capabilities": CAPABILITIES if capabilities is None else capabilities,
             },
             mechanism=mechanism,

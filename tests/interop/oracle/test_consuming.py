@@ -231,6 +231,31 @@ def test_prefetch_per_consumer_after_shared(s: Script) -> None:
     channel.quiet("q", "r")
 
 
+@differs(
+    "py-amqp",
+    rabbitmq="""
+        A1 < basic.deliver tag='two' delivery=2 exchange='' key='q' {} b'b'
+        A1 = queue='q' messages=2 consumers=2
+        A1 = queue='q' messages=2 consumers=2
+    """,
+    rookery="""
+        A1 = queue='q' messages=3 consumers=2
+        A1 < basic.deliver tag='one' delivery=2 exchange='' key='q' {} b'b'
+        A1 = queue='q' messages=2 consumers=2
+    """,
+)
+def test_prefetch_of_py_amqp(s: Script) -> None:
+    channel = s.channel(product="py-amqp")
+    channel.queue("q")
+    filled(channel, "q", "abcd")
+    channel.call("basic.qos", count=1)
+    channel.consume("q", "one")
+    channel.consume("q", "two")
+    channel.quiet("q")
+    channel.call("basic.qos", count=2)
+    channel.quiet("q")
+
+
 @scenario
 def test_prefetch_does_not_hold_back_what_needs_no_ack(s: Script) -> None:
     channel = s.channel()
