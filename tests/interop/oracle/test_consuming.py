@@ -236,12 +236,10 @@ def test_prefetch_per_consumer_after_shared(s: Script) -> None:
     rabbitmq="""
         A1 < basic.deliver tag='two' delivery=2 exchange='' key='q' {} b'b'
         A1 = queue='q' messages=2 consumers=2
-        A1 = queue='q' messages=2 consumers=2
     """,
     rookery="""
         A1 = queue='q' messages=3 consumers=2
         A1 < basic.deliver tag='one' delivery=2 exchange='' key='q' {} b'b'
-        A1 = queue='q' messages=2 consumers=2
     """,
 )
 def test_prefetch_of_py_amqp(s: Script) -> None:
