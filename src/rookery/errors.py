@@ -111,6 +111,21 @@ class GroupNotFound(NotFound):
     code = "group_not_found"
 
 
+class ChunkNotFound(NotFound):
+    """No such staged chunk: it was committed, dropped, or waited too long."""
+
+    code = "chunk_not_found"
+
+
+class StaleEpoch(RookeryError):
+    """The producer has committed a later epoch already."""
+
+    code = "stale_epoch"
+    http = 409
+    amqp = 406
+    mqtt = 0x8E
+
+
 class GroupFenced(RookeryError):
     """The member's share of the group has changed, or the member is not one any more."""
 

@@ -24,6 +24,9 @@ def tick(shard: Shard) -> int:
     """Do what is due in all streams; the monotonic time at which to look again."""
     now = int(shard.mono_ms)
     due = int(NEVER)
+    if shard.staging.chunks or shard.staging.aliases or shard.staging.producers:
+        shard.staging.expire()
+        due = now + TICK_MS
     for tenant in list(shard.tenants.values()):
         for stream in list(tenant.streams.values()):
             for group in list(stream.groups.values()):

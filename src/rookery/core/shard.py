@@ -22,6 +22,7 @@ from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
 from rookery.core.queue import REFUSED, Queue
+from rookery.core.staging import Staging
 from rookery.core.stream import Partition
 from rookery.core.topology import Tenant, Way, check_name
 from rookery.core.transactions import Transactions
@@ -66,7 +67,8 @@ class Shard:
         self.partitions: dict[int, Partition] = {}
         self.stirred: list[Partition] = []
         self.streams_due_ms: i64 = NEVER
-        # files that were let go of: when they may be deleted, and the batch that must be durable before
+        self.staging = Staging(self)
+        # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
         self.page_bytes: i64 = NEVER
@@ -189,6 +191,7 @@ class Shard:
         for stream in list(tenant.streams):
             streams.delete(tenant, stream)
         self.transactions.forget_tenant(tenant)
+        self.staging.forget_tenant(tenant)
         del self.tenants[name]
         self.log.change("drop-tenant", name, {})
 
@@ -203,7 +206,8 @@ class Shard:
             self._tick()
         self.transactions.tick()
         if self.mono_ms >= self.streams_due_ms:
-            self.streams_due_ms = retention.tick(self)
+            due = self.staging.tick()
+            self.streams_due_ms = min(due, retention.tick(self))
             self.flush()
 
     def _tick(self) -> None:

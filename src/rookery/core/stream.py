@@ -208,23 +208,34 @@ class Partition:
         block = self._block(self._unplaced)
         block.places = append(block.places, place)
         self._unplaced += 1
+        self._skip_placed()
 
-    def attach(self, stamp: i64, places: vec[i64], size: i64) -> i64:
-        """Take records that stand in the journal already, all at once; the offset of the first of them."""
+    def _skip_placed(self) -> None:
+        """Go past blocks that came with their places."""
+        while self._unplaced < self.end:
+            block = self._block(self._unplaced)
+            if len(block.places) < block.count:
+                return
+            self._unplaced = block.end()
+
+    def adopt(self, part: Partition) -> tuple[i64, i64]:
+        """Take all records of a part, where they stand, as one's own: the offset of the first, and their time."""
+        shard = self.stream.tenant.shard
         base = self.end
-        if stamp < self.last_ms:
-            stamp = self.last_ms
+        stamp = max(1, shard.wall_ms, self.last_ms)
         self.last_ms = stamp
-        block = Block(base)
-        block.count = len(places)
-        block.same_ms = max(1, stamp)
-        block.places = places
-        block.bytes = size
-        self.tail_bytes += size
-        self._blocks.append(block)
-        self.end = base + block.count
-        self._unplaced = self.end
-        return base
+        for block in part._blocks:
+            taken = Block(self.end)
+            taken.count = block.count
+            taken.same_ms = stamp
+            taken.places = block.places
+            taken.bytes = block.bytes
+            self._blocks.append(taken)
+            self.end += block.count
+            self.tail_bytes += block.bytes
+        part._blocks = []
+        self._skip_placed()
+        return base, stamp
 
     def show(self, upto: i64) -> None:
         """Everything before this offset is durable."""
@@ -427,6 +438,8 @@ class Stream:
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
         self.deleted = False
+        # its records are not for anybody to see (yet)
+        self.hidden = False
         self.appended: i64 = 0
         self._turn: i64 = 0
 
@@ -441,15 +454,23 @@ class Stream:
         count: i64 = len(self.partitions)
         if count == 1:
             return self.partitions[0]
+        index = self.keyed(message)
+        return self.partitions[index if index >= 0 else self.next_in_turn()]
+
+    def keyed(self, message: Message) -> i64:
+        """The partition that the key of a message leads to, -1 when it has none."""
         key = properties.header(message.props, KEY_HEADER)
         if isinstance(key, str):
             key = key.encode("utf-8", "surrogateescape")
         if isinstance(key, bytes):
-            return self.partitions[partition_of(key, count)]
+            return partition_of(key, len(self.partitions))
         if self.settings.by_routing_key:
-            return self.partitions[partition_of(message.route.key.encode("utf-8", "surrogateescape"), count)]
+            return partition_of(message.route.key.encode("utf-8", "surrogateescape"), len(self.partitions))
+        return -1
+
+    def next_in_turn(self) -> i64:
         self._turn += 1
-        return self.partitions[self._turn % count]
+        return self._turn % len(self.partitions)
 
     def partition(self, index: int) -> Partition:
         if not 0 <= index < len(self.partitions):

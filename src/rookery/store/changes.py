@@ -22,6 +22,7 @@ from rookery.core.topology import Exchange, Tenant
 STREAMS = frozenset(
     {"stream", "alter-stream", "drop-stream", "trim", "sealed", "commit-group", "reset-group", "drop-group"}
 )
+STAGING = frozenset({"chunk", "drop-chunk", "commit-staged", "spool"})
 ACCESS = frozenset({"key", "drop-key", "user", "drop-user", "drop-access", "access"})
 
 
@@ -56,6 +57,7 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
         "definitions": whole,
         "numbers": numbers,
         "condemned": {path: due for path, (due, _) in shard.condemned.items()},
+        "staging": shard.staging.state(),
         "streams": [_stream_state(s) for tenant in shard.tenants.values() for s in tenant.streams.values()],
         "queue_numbers": int(shard.queue_numbers),
         "last_id": int(shard.last_id),
@@ -118,6 +120,8 @@ def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> No
         place.seq = max(int(place.seq), seq)
     shard.condemned = {path: (due, 0) for path, due in document.get("condemned", {}).items()}
     _restore_streams(shard, document.get("streams", []))
+    if "staging" in document:
+        shard.staging.restore(document["staging"])
     shard.queue_numbers = max(int(shard.queue_numbers), document["queue_numbers"])
     shard.last_id = max(int(shard.last_id), document["last_id"])
     shard.ids.renew(bytes.fromhex(document["secret"]))
@@ -149,6 +153,8 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
         tenant.set_face_defaults(row["face"], row["defaults"])
     elif operation == "policy":
         tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"]))
+    elif operation in STAGING:
+        shard.staging.replay(operation, tenant, row)
     elif operation in STREAMS:
         _replay_stream(shard, tenant, row)
     elif operation == "drop-policy":

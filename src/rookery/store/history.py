@@ -172,17 +172,20 @@ class History:
             else:
                 self._start(_Seal(self, partition, self._stop_of(partition, upto)))
                 return
-        for partition in self.shard.partitions.values():
+        for partition in self._partitions():
             upto = self._due(partition)
             if upto > partition.tail:
                 self._start(_Seal(self, partition, upto))
                 return
         leased = self._leased()
-        for partition in self.shard.partitions.values():
+        for partition in self._partitions():
             files = self._mergeable(partition, leased)
             if files:
                 self._start(_Merge(self, partition, files))
                 return
+
+    def _partitions(self) -> list[Partition]:
+        return [partition for partition in self.shard.partitions.values() if not partition.stream.hidden]
 
     def _due(self, partition: Partition) -> int:
         """Up to where a partition is to be sealed now."""

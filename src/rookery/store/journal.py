@@ -176,6 +176,8 @@ class Journal:
             self.log.pack = packer(self._compression)
         for queue in shard.numbered.values():
             queue.journaled = True
+        # retention, and commits that were not finished
+        shard.streams_due_ms = 0
         return recovery
 
     def _access_changed(self, operation: str, details: dict[str, object]) -> None:
@@ -568,9 +570,14 @@ class _Retiring:
             if placements:
                 journal.log.move(placements)
         elif kind == RECORD:
-            partition = journal.shard.partitions.get(int(reader.queue))
-            if partition is not None and partition.holds(reader.seq, here << PLACE_BITS | offset):
-                journal.log.move_record(partition, reader.seq, reader.raw())
+            at = int(reader.seq)
+            alias = journal.shard.staging.aliases.get(int(reader.queue))
+            number = int(reader.queue)
+            if alias is not None:
+                number, at = alias.partition, alias.base + at
+            partition = journal.shard.partitions.get(number)
+            if partition is not None and partition.holds(at, here << PLACE_BITS | offset):
+                journal.log.move_record(partition, at, reader.raw())
         elif kind == EXIT:
             if reader.segment != here and journal.has_segment(int(reader.segment)):
                 journal.log.note_raw(reader.raw())

@@ -17,6 +17,7 @@ from rookery._bytes import append, vec
 from rookery.core.log import REDELIVERED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
+from rookery.core.staging import Alias
 from rookery.core.stream import Partition
 from rookery.errors import StoreDamaged, StoreError
 from rookery.model import Message, Route
@@ -313,11 +314,30 @@ class Recovery:
             if queue is not None and places.last_seq > queue.seq:
                 queue.seq = places.last_seq
         self._places.clear()
+        for number, tail in list(self._tails.items()):
+            alias = self._shard.staging.aliases.get(number)
+            if alias is not None:
+                self._adopt(alias, tail)
         for number, tail in self._tails.items():
             partition = self._shard.partitions.get(number)
             if partition is not None:
                 self._restore_tail(partition, tail)
         self._tails.clear()
+
+    def _adopt(self, alias: Alias, part: Tail) -> None:
+        """Records that were staged belong to the partition that they were committed to, unless they were written again
+        as that partition's own.
+        """
+        tail = self._tails.get(alias.partition)
+        if tail is None:
+            tail = Tail()
+            self._tails[alias.partition] = tail
+        i: i64 = 0
+        while i < alias.count:
+            place = part.places.get(i)
+            if place and not tail.places.get(alias.base + i):
+                tail.set(alias.base + i, place, alias.stamp, part.sizes.get(i))
+            i += 1
 
     def _restore_tail(self, partition: Partition, tail: Tail) -> None:
         """Give a partition the records that are neither sealed nor let go of."""

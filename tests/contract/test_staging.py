@@ -1,0 +1,284 @@
+"""Staged publishing: invisible until committed, all or nothing, once per epoch, whatever crashes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rookery.core import streams
+from rookery.core.staging import CHUNK_MS, EPOCH_MS, SLICE_ROWS, Row
+from rookery.core.stream import Partition, Stream
+from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, LimitExceeded, StaleEpoch, StreamNotFound
+from rookery.properties import Properties, encode
+from tests.contract.journal_world import SITES, MemorySite, Site, World
+
+
+@pytest.fixture(params=sorted(SITES))
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    site = SITES[request.param](tmp_path)
+    yield site
+    site.stop()
+
+
+def stream_of(world: World, **said: object) -> Stream:
+    return streams.declare(world.tenant(), "log", said)[0]
+
+
+def rows(*bodies: bytes, key: str = "log") -> list[Row]:
+    return [Row(key, b"\0\0", body) for body in bodies]
+
+
+def stage(world: World, chunk: str, *bodies: bytes, write: bool = True) -> None:
+    world.shard.staging.stage(world.tenant(), chunk, "log", "", rows(*bodies))
+    if write:
+        world.write()
+
+
+def commit(world: World, epoch: int, *chunks: str, producer: str = "spark") -> dict:
+    return world.shard.staging.commit(world.tenant(), producer, epoch, chunks)
+
+
+def bodies(partition: Partition) -> list[bytes]:
+    shard = partition.stream.tenant.shard
+    found = range(int(partition.tail), int(partition.visible))
+    return [shard.message_of(partition.record(o)).body for o in found]
+
+
+def tail(world: World) -> Partition:
+    return world.tenant().stream("log").partitions[0]
+
+
+def test_staged_rows_are_shown_all_at_once_when_the_commit_is_durable(site: Site) -> None:
+    world = site.start()
+    partition = stream_of(world).partitions[0]
+    world.publish(b"before", "log")
+    stage(world, "a", b"1", b"2")
+    stage(world, "b", b"3")
+    assert bodies(partition) == [b"before"]
+    result = commit(world, 0, "a", "b")
+    assert result == {
+        "rows": 3,
+        "positions": [
+            {"stream": "log", "partition": 0, "first": 1, "last": 2},
+            {"stream": "log", "partition": 0, "first": 3, "last": 3},
+        ],
+    }
+    assert bodies(partition) == [b"before"]
+    world.publish(b"after", "log")
+    world.write()
+    assert bodies(partition) == [b"before", b"1", b"2", b"3", b"after"]
+    world = site.restart(world)
+    assert bodies(tail(world)) == [b"before", b"1", b"2", b"3", b"after"]
+
+
+def test_what_is_appended_and_not_yet_written_goes_before(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1", b"2")
+    world.publish(b"x", "log")
+    commit(world, 0, "a")
+    world.publish(b"y", "log")
+    world.write()
+    assert bodies(tail(world)) == [b"x", b"1", b"2", b"y"]
+    world = site.restart(world)
+    assert bodies(tail(world)) == [b"x", b"1", b"2", b"y"]
+
+
+def test_an_epoch_happens_once(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1")
+    first = commit(world, 5, "a")
+    world.write()
+    assert commit(world, 5, "a") == first
+    assert commit(world, 5, "of a zombie") == first
+    with pytest.raises(StaleEpoch):
+        commit(world, 4, "a")
+    world = site.restart(world)
+    assert commit(world, 5, "a") == first
+    with pytest.raises(StaleEpoch):
+        commit(world, 4, "a")
+    world.roll()
+    world = site.restart(world)
+    assert commit(world, 5, "a") == first
+    stage(world, "b", b"2")
+    commit(world, 6, "b")
+    commit(world, 0, producer="another")
+    world.write()
+    assert bodies(tail(world)) == [b"1", b"2"]
+
+
+def test_a_chunk_that_is_not_there_refuses_the_whole(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1")
+    stage(world, "half", b"2", write=False)
+    for wrong in ("b", "half"):
+        with pytest.raises(ChunkNotFound):
+            commit(world, 0, "a", wrong)
+    world.write()
+    assert bodies(tail(world)) == []
+    commit(world, 0, "a")
+    world.write()
+    assert bodies(tail(world)) == [b"1"]
+
+
+def test_staging_again_is_the_same_chunk(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1")
+    stage(world, "a", b"1")
+    with pytest.raises(InvalidArgument):
+        stage(world, "a", b"1", b"2")
+    commit(world, 0, "a", "a")
+    world.write()
+    assert bodies(tail(world)) == [b"1"]
+
+
+def test_uncommitted_chunks_survive_retiring_and_restarts_and_expire(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1")
+    world.retire_all()
+    world = site.restart(world)
+    commit(world, 0, "a")
+    stage(world, "late", b"2")
+    world.write()
+    world.retire_all()
+    assert bodies(tail(world)) == [b"1"]
+    world = site.restart(world)
+    assert bodies(tail(world)) == [b"1"]
+    world.pass_ms(CHUNK_MS)
+    world.write()
+    with pytest.raises(ChunkNotFound):
+        commit(world, 1, "late")
+    world = site.restart(world)
+    assert not world.shard.staging.chunks
+    world.pass_ms(EPOCH_MS)
+    assert not world.shard.staging.producers
+
+
+def test_keys_lead_to_their_partitions(site: Site) -> None:
+    world = site.start()
+    stream = stream_of(world, partitions=4)
+    keyed = [Row("log", encode(Properties(headers={"x-key": f"k{n % 5}"})), b"%d" % n) for n in range(20)]
+    world.shard.staging.stage(world.tenant(), "a", "log", "", keyed)
+    world.write()
+    commit(world, 0, "a")
+    for n in range(20):
+        world.shard.publish(world.tenant(), "", "log", keyed[n].props, b"again")
+    world.write()
+    sizes = [len(bodies(p)) for p in stream.partitions]
+    assert sum(sizes) == 40
+    assert all(size % 2 == 0 for size in sizes)
+    world = site.restart(world)
+    assert [len(bodies(p)) for p in world.tenant().stream("log").partitions] == sizes
+
+
+def test_a_commit_to_an_exchange_is_enqueued_in_slices_exactly_once(site: Site) -> None:
+    world = site.start()
+    world.queue("q")
+    count = SLICE_ROWS * 2 + 10
+    staged = [Row("q", b"\0\0", b"%d" % n) for n in range(count)]
+    world.shard.staging.stage(world.tenant(), "a", "", "", staged)
+    world.write()
+    assert world.bodies() == []
+    assert commit(world, 0, "a")["rows"] == count
+    world.write()
+    world.pass_ms(1)
+    world.write()
+    assert len(world.bodies()) == SLICE_ROWS
+    world = site.restart(world)
+    world.pass_ms(1)
+    world.write()
+    world.roll()
+    world = site.restart(world)
+    for _ in range(3):
+        world.pass_ms(1)
+        world.write()
+    assert world.bodies() == [b"%d" % n for n in range(count)]
+    world = site.restart(world)
+    world.pass_ms(1)
+    world.write()
+    assert world.bodies() == [b"%d" % n for n in range(count)]
+    assert not world.shard.partitions
+
+
+def test_wrong_targets_and_rows_change_nothing(site: Site) -> None:
+    world = site.start()
+    staging = world.shard.staging
+    with pytest.raises(StreamNotFound):
+        staging.stage(world.tenant(), "a", "nowhere", "", rows(b"1"))
+    with pytest.raises(ExchangeNotFound):
+        staging.stage(world.tenant(), "a", "", "nowhere", rows(b"1"))
+    stream_of(world)
+    with pytest.raises(InvalidArgument):
+        staging.stage(world.tenant(), "a", "log", "", [])
+    world.tenant().set_limits({"message_bytes_max": 10})
+    with pytest.raises(LimitExceeded):
+        staging.stage(world.tenant(), "a", "log", "", rows(b"1" * 20))
+    assert not staging.chunks
+    stage(world, "a", b"1")
+    streams.delete(world.tenant(), "log")
+    with pytest.raises(StreamNotFound):
+        commit(world, 0, "a")
+    assert staging.drop(world.tenant(), "a")
+    world.roll()
+    world.settle()
+    world = site.restart(world)
+    assert not world.shard.partitions
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.sampled_from(["publish", "stage", "commit", "again", "write", "roll", "retire", "crash"]),
+        min_size=5,
+        max_size=30,
+    )
+)
+def test_each_epoch_once_and_all_of_it(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    site = MemorySite(tmp_path_factory.mktemp("site"))
+    world = site.start()
+    stream_of(world)
+    world.write()
+    count = 0
+    open_chunks: list[str] = []
+    committed: dict[int, list[bytes]] = {}
+    seen: dict[int, bytes] = {}
+    epoch = 0
+    for step in steps:
+        if step == "publish":
+            world.publish(b"p", "log")
+        elif step == "stage":
+            count += 1
+            stage(world, f"c{count}", b"%d-a" % count, b"%d-b" % count)
+            open_chunks.append(f"c{count}")
+        elif step == "commit" and open_chunks:
+            commit(world, epoch, *open_chunks)
+            world.write()
+            committed[epoch] = [f"{c[1:]}-{x}".encode() for c in open_chunks for x in "ab"]
+            open_chunks = []
+            epoch += 1
+        elif step == "again" and epoch:
+            commit(world, epoch - 1, "whatever")
+        elif step == "write":
+            world.write()
+        elif step == "roll":
+            world.roll()
+        elif step == "retire":
+            world.retire_all()
+        elif step == "crash":
+            site.cut_power(world)
+            world = site.start()
+        partition = tail(world)
+        found = bodies(partition)
+        for offset, body in enumerate(found):
+            assert seen.setdefault(offset, body) == body
+        rows_found = [body for body in found if body != b"p"]
+        assert rows_found == [body for n in sorted(committed) for body in committed[n]]
+    site.stop()
