@@ -20,9 +20,9 @@ def url_of(server: ServerProcess) -> str:
 
 
 @contextmanager
-def client_of(broker: str, backend: str = "rpc://", settings: str = "classic") -> Iterator[Celery]:
+def client_of(broker: str, backend: str = "rpc://", settings: str = "classic", **more: Any) -> Iterator[Celery]:
     with Celery("client", broker=broker, backend=backend, set_as_current=False) as app:
-        app.conf.update(SETTINGS[settings])
+        app.conf.update(SETTINGS[settings] | more)
         yield app
         connection = getattr(app.backend.result_consumer, "_connection", None)
         if connection is not None:

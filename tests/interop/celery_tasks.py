@@ -1,12 +1,13 @@
 """The Celery application that the workers of the tests run. Tests send tasks by name, from applications of their own.
 
-The environment tells a worker its broker (CELERY_TEST_BROKER), its result backend (CELERY_TEST_BACKEND) and which of
-SETTINGS it has (CELERY_TEST_SETTINGS).
+The environment tells a worker its broker (CELERY_TEST_BROKER), its result backend (CELERY_TEST_BACKEND), which of
+SETTINGS it has (CELERY_TEST_SETTINGS), and over TLS the file of the broker's authority (CELERY_TEST_CA).
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -42,8 +43,15 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 
+
+def over_tls(ca: str) -> dict[str, Any]:
+    return {"broker_use_ssl": {"ca_certs": ca, "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "localhost"}}
+
+
 app = Celery("worker", broker=os.environ.get("CELERY_TEST_BROKER"), backend=os.environ.get("CELERY_TEST_BACKEND"))
 app.conf.update(SETTINGS[os.environ.get("CELERY_TEST_SETTINGS", "classic")])
+if "CELERY_TEST_CA" in os.environ:
+    app.conf.update(over_tls(os.environ["CELERY_TEST_CA"]))
 
 
 @app.task(name="add")

@@ -28,6 +28,7 @@ class Worker:
         pool: str = "solo",
         backend: str = "rpc://",
         settings: str = "classic",
+        ca: Path | None = None,
     ) -> None:
         self.name = name
         self.node = f"{name}@tests"
@@ -40,6 +41,8 @@ class Worker:
             "CELERY_TEST_SETTINGS": settings,
             "AUTOSCALE_KEEPALIVE": "0.5",
         }
+        if ca is not None:
+            environ["CELERY_TEST_CA"] = str(ca)
         self.process = subprocess.Popen(
             [*command, "-P", pool, "-Q", queue or name, "-l", "info", "-E", *flags],
             cwd=folder,

@@ -1,12 +1,19 @@
-"""The server that the tests of a module share."""
+"""What the tests of real clients share: a server for each module, and the client of Node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.interop.server import ServerProcess, serving
+
+AMQPLIB = "amqplib@2"
+INSTALL_SEC = 120
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +23,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
         assert running.stop() == 0
         assert [line for line in running.log if line["event"] == "connection_failed"] == []
+
+
+@pytest.fixture(scope="session")
+def amqplib(need_program: Callable[[str], str]) -> Path:
+    """The folder of Node's modules, with amqplib in it: beside the environment's own packages, kept between runs."""
+    npm = need_program("npm")
+    folder = Path(sys.prefix) / "share" / "rookery-tests" / AMQPLIB
+    modules = folder / "node_modules"
+    if not (modules / "amqplib" / "package.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        options = ["--no-save", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error"]
+        command = [npm, "install", *options, f"--prefix={folder}", AMQPLIB]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SEC, check=False)
+        if done.returncode:
+            message = f"npm cannot install {AMQPLIB}: {done.stderr.strip()}"
+            if os.environ.get("CI") == "true":
+                pytest.fail(message)
+            pytest.skip(message)
+    return modules

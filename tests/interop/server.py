@@ -43,8 +43,8 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()
         self.listening = self.until("listening")
-        self.amqp = self._port("amqp")
-        self.http = self._port("http")
+        self.amqp = self.port("amqp")
+        self.http = self.port("http")
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
@@ -58,7 +58,7 @@ class ServerProcess:
             assert self._news.wait_for(lambda: any(line["event"] == event for line in self.log), 30), self.log
             return next(line for line in self.log if line["event"] == event)
 
-    def _port(self, face: str) -> int:
+    def port(self, face: str) -> int:
         return int(str(self.listening[face]).rpartition(":")[2])
 
     def signal(self, number: int) -> None:

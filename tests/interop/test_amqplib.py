@@ -1,11 +1,10 @@
-"""amqplib, the AMQP client of Node, against a real server process. It is installed once per environment, by npm."""
+"""amqplib, the AMQP client of Node, against a real server process. Its programs are in one file."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,40 +13,19 @@ import pytest
 
 from tests.interop.server import ServerProcess
 
-AMQPLIB = "amqplib@2"
 CLIENT = Path(__file__).with_name("amqplib_client.js")
 PATIENCE_SEC = 30
-INSTALL_SEC = 120
 
 Scenario = Callable[[str], Any]
 
 
-@pytest.fixture(scope="module")
-def modules(need_program: Callable[[str], str]) -> Path:
-    """The folder of Node's modules, with amqplib in it: beside the environment's own packages, kept between runs."""
-    npm = need_program("npm")
-    folder = Path(sys.prefix) / "share" / "rookery-tests" / AMQPLIB
-    modules = folder / "node_modules"
-    if not (modules / "amqplib" / "package.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        options = ["--no-save", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error"]
-        command = [npm, "install", *options, f"--prefix={folder}", AMQPLIB]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SEC, check=False)
-        if done.returncode:
-            message = f"npm cannot install {AMQPLIB}: {done.stderr.strip()}"
-            if os.environ.get("CI") == "true":
-                pytest.fail(message)
-            pytest.skip(message)
-    return modules
-
-
 @pytest.fixture
-def run(server: ServerProcess, modules: Path, need_program: Callable[[str], str]) -> Scenario:
+def run(server: ServerProcess, amqplib: Path, need_program: Callable[[str], str]) -> Scenario:
     def scenario(name: str) -> Any:
         url = f"amqp://guest:guest@127.0.0.1:{server.amqp}/"
         done = subprocess.run(
             [need_program("node"), str(CLIENT), url, name],
-            env=os.environ | {"NODE_PATH": str(modules)},
+            env=os.environ | {"NODE_PATH": str(amqplib)},
             capture_output=True,
             text=True,
             timeout=PATIENCE_SEC,
