@@ -195,8 +195,11 @@ class Listener:
         context = None if certificates is None else certificates.context
         patience = None if context is None else self.handshake_sec
 
+        made: list[Peer] = []
+
         def make() -> Any:
             peer = self._face.connect()
+            made.append(peer)
             if source is not None and not source.itself:
                 # unknown to the proxy: certainly not from this machine
                 peer.peer_name = source.address or "unknown"
@@ -206,10 +209,13 @@ class Listener:
             await self._loop.connect_accepted_socket(make, sock, ssl=context, ssl_handshake_timeout=patience)
         except (OSError, EOFError) as error:
             # TLS errors and timeouts are OSErrors
-            sock.close()
+            if not made:
+                sock.close()
             self._log.info("handshake_failed", peer=address, reason=str(error) or "the peer left")
         except asyncio.CancelledError:
-            sock.close()
+            # what was made has a transport by now, which closes the socket
+            if not made:
+                sock.close()
 
     def turn_away(self, preface: _Preface, peer: str, reason: str) -> None:
         """A peer did not say as it should from where it comes."""

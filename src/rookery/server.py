@@ -46,6 +46,8 @@ __all__ = ["Server", "announce_admin_key", "attach", "attach_thread", "key_file"
 CERTIFICATES_SEC: Final = 5.0
 """How often the files of certificates are looked at."""
 
+TLS_BUFFER_BYTES: Final = 32 * 1024
+
 OVERSHOOT: Final = 8
 """Beyond the memory at which publishers are held, one in so many parts of it may still be taken, and then nothing."""
 
@@ -236,6 +238,7 @@ def _certificates(settings: Settings) -> Certificates | None:
 def serve(settings: Settings) -> int:
     """Run a server until a signal ends it; returns the exit code."""
     keep_freed_memory()
+    slim_tls_buffers()
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
         return runner.run(_serve(settings))
 
@@ -325,6 +328,13 @@ def announce_admin_key(server: Server, terminal: TextIO) -> None:
 def key_file(data_dir: Path) -> Path:
     """Beside the data directory, never in it: whoever copies the data does not copy the key."""
     return data_dir.with_name(data_dir.name + ".admin-key")
+
+
+def slim_tls_buffers() -> None:
+    """Have asyncio's own loop keep a buffer of two TLS records for each connection, and not one of 256 KiB."""
+    from asyncio import sslproto
+
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 def keep_freed_memory() -> None:

@@ -94,16 +94,17 @@ def _check_readable(path: Path, name: str) -> None:
 
 def _blame(files: TlsFiles, error: ssl.SSLError) -> tuple[str, str]:
     """Which file is at fault, and why: OpenSSL says neither in words that a reader of settings would use."""
+    file = files.key or files.cert
     if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
-        return "ROOKERY_TLS_KEY", f"{files.key or files.cert} is not the key of the certificate {files.cert}"
-    if error.reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ", "MAYBE_WRONG_PASSWORD"):
-        return "ROOKERY_TLS_KEY_PASSWORD", f"it does not open the key {files.key or files.cert}"
-    text = files.cert.read_bytes()
-    if b"-----BEGIN CERTIFICATE-----" not in text:
+        return "ROOKERY_TLS_KEY", f"{file} is not the key of the certificate {files.cert}"
+    if b"-----BEGIN CERTIFICATE-----" not in files.cert.read_bytes():
         return "ROOKERY_TLS_CERT", f"{files.cert} holds no certificate in PEM form"
-    if b"PRIVATE KEY-----" not in (files.key or files.cert).read_bytes():
-        return "ROOKERY_TLS_KEY", f"{files.key or files.cert} holds no key in PEM form"
-    return "ROOKERY_TLS_CERT", f"{files.cert} cannot be used: {error.reason or error}"
+    key = file.read_bytes()
+    if b"PRIVATE KEY-----" not in key:
+        return "ROOKERY_TLS_KEY", f"{file} holds no key in PEM form"
+    if b"ENCRYPTED" in key:
+        return "ROOKERY_TLS_KEY_PASSWORD", f"it does not open the key {file}"
+    return "ROOKERY_TLS_CERT", f"{files.cert} cannot be used with {file}: {error.reason or error}"
 
 
 def name_in(certificate: Any) -> str:
