@@ -56,7 +56,7 @@ class Web:
         self._gatekeeper.fail = self.router.fail
         self.face = self._face(settings)
         shard = turns.turn.shard
-        self.rest = Rest(shard, access, self.router, options(settings))
+        self.rest = Rest(turns.turn, access, self.router, options(settings))
         operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
         rest_legacy.add_routes(self.router, self.rest, operations)
         rest_s2.add_routes(self.router, self.rest)

@@ -106,6 +106,8 @@ class Route:
 
     def __post_init__(self) -> None:
         names = path_names(self.template)
+        self._path: list[tuple[int, Parameter]] = []
+        self._query: list[Parameter] = []
         hints = get_type_hints(self.handler)
         for name, parameter in list(inspect.signature(self.handler).parameters.items())[1:]:
             place = "body" if name == "body" else "path" if name in names else "query"
@@ -114,8 +116,12 @@ class Route:
                 self.body = found
                 if found.type is not bytes:
                     self.decode = msgspec.json.Decoder(found.type).decode
+                continue
+            self.parameters.append(found)
+            if place == "path":
+                self._path.append((names.index(name), found))
             else:
-                self.parameters.append(found)
+                self._query.append(found)
 
     @property
     def status(self) -> int:
@@ -129,11 +135,12 @@ class Route:
     def arguments(self, call: Call) -> dict[str, Any]:
         """What the handler is called with."""
         found: dict[str, Any] = {}
-        if self.parameters:
+        for index, parameter in self._path:
+            found[parameter.name] = call.path[index]
+        if self._query:
             query = parse_query(call.query)
-            path = dict(zip(path_names(self.template), call.path, strict=True))
-            for parameter in self.parameters:
-                text = path.get(parameter.name) if parameter.place == "path" else query.get(parameter.name)
+            for parameter in self._query:
+                text = query.get(parameter.name)
                 if text is not None:
                     found[parameter.name] = text if parameter.type is str else _convert(parameter, text)
                 elif parameter.required:

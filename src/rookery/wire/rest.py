@@ -24,14 +24,17 @@ from rookery.errors import (
     AccessRefused,
     InvalidArgument,
     LeaseLost,
+    MemoryLimitExceeded,
     MessageExpired,
     QueueFull,
     QueueNotFound,
+    StoreFull,
 )
 from rookery.model import PERSISTENT, check_numbers
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
+from rookery.wire.turn import FULL, NO_DISK, Turn
 
 JSON: Final = "application/json"
 CLAIM_MAX: Final = 1_000
@@ -57,8 +60,9 @@ class RestOptions:
 class Rest:
     """The broker as routes see it."""
 
-    def __init__(self, shard: Shard, access: Access, router: Router, options: RestOptions) -> None:
-        self.shard = shard
+    def __init__(self, turn: Turn, access: Access, router: Router, options: RestOptions) -> None:
+        self.turn = turn
+        self.shard: Shard = turn.shard
         self.access = access
         self.router = router
         self.options = options
@@ -105,8 +109,16 @@ class Rest:
     # Publishing
 
     def publish(self, tenant: Tenant, p: Publish) -> tuple[int, bool]:
-        """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat."""
+        """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat.
+
+        Whoever publishes over HTTP waits for the answer anyway, so that the journal is behind is no reason to refuse.
+        """
         shard = self.shard
+        held = self.turn.held
+        if held == FULL:
+            raise MemoryLimitExceeded
+        if held == NO_DISK:
+            raise StoreFull
         way = tenant.way(tenant.exchange(p.exchange), p.key)
         if len(way.queues) > 1 or way.by_headers or p.dedup_key:
             # several queues take it or none does
