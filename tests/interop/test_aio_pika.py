@@ -163,8 +163,9 @@ async def test_the_worker_pattern(channel: AbstractChannel) -> None:
     worker = await master.create_worker("numbers", work, auto_delete=True)
     for number in range(10):
         await master.create_task("numbers", {"number": number})
-    while len(done) < 10:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(PATIENCE_SEC):
+        while len(done) < 10:
+            await asyncio.sleep(0.01)
     assert sorted(done) == list(range(10))
     await worker.close()
 

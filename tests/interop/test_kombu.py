@@ -146,10 +146,10 @@ def test_a_wrong_password(server: ServerProcess) -> None:
 
 
 def test_heartbeats_keep_a_silent_connection(server: ServerProcess) -> None:
-    with connect(server, heartbeat=1) as connection:
+    with connect(server, heartbeat=2) as connection:
         connection.connect()
         # longer than either side waits for a silent peer
-        ends = time.monotonic() + 4
+        ends = time.monotonic() + 5
         while time.monotonic() < ends:
             with pytest.raises(socket.timeout):
                 connection.drain_events(timeout=0.2)
