@@ -65,6 +65,8 @@ def copy(directory: Path, target: Path, *, as_json: bool) -> int:
         print(json.dumps(dataclasses.asdict(copied)))
     else:
         print(f"{copied.target}: {copied.segments} segments, {copied.batches} batches, {copied.bytes} bytes; checked")
+        if copied.sealed_files:
+            print(f"{copied.sealed_files} files of sealed records of streams are in it")
         print(f"To restore it: rookery serve --data-dir {copied.target}")
     return WELL
 

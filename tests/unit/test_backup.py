@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from rookery import Broker
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.store import segments
 from rookery.store.backup import backup
-from rookery.store.repair import inspect
+from rookery.store.repair import inspect, repair
 from rookery.store.segments import Segments
 from tests.contract.journal_world import FileSite, World, batches, picture
 
@@ -266,3 +267,31 @@ def test_more_segments_than_a_process_may_have_open(site: FileSite, monkeypatch:
         monkeypatch.setattr(segments, "SPARE_FILES", hard)
         with pytest.raises(StoreError, match="ulimit"):
             Segments(site.directory)
+
+
+def test_sealed_records_of_streams_are_in_the_copy_and_outlive_a_repair(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    data = tmp_path / "data"
+    with Broker(enable_persistence=True, persistence_path=str(data)) as broker:
+        orders = broker.stream("orders")
+        orders.publish_many([f"record {n}" for n in range(5)])
+        orders.seal()
+        orders.publish("record 5")
+        copied = backup(data, tmp_path / "copy")
+        assert copied.sealed_files == 1
+        orders.publish_many([f"record {n}" for n in range(6, 9)])
+    path = data / "00000001.log"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"record 5")] ^= 1
+    path.write_bytes(content)
+    assert repair(data).out == str(data)
+    for directory, count in ((tmp_path / "copy", 6), (data, 9)):
+        with Broker(enable_persistence=True, persistence_path=str(directory)) as broker:
+            orders = broker.stream("orders")
+            records = [*orders.read(0), *orders.read(5)]
+            assert [record.data for record in records[:5]] == [f"record {n}" for n in range(5)]
+            assert len(records) == count
+    (file,) = (tmp_path / "copy").rglob("*.parquet")
+    file.unlink()
+    with pytest.raises(StoreError, match="sealed records"):
+        backup(tmp_path / "copy", tmp_path / "another")

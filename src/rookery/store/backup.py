@@ -1,23 +1,27 @@
 """A copy of a data directory, whose broker may be running; to restore it is to start on it.
 
 The copy is of one moment: every segment that is there then (`Segments`), the last one up to the end of its last whole
-batch, so all that was answered before the copy began is in it. The broker takes no part and does not notice. What was
-copied is checked like any journal before it gets its name.
+batch, so all that was answered before the copy began is in it; and the sealed files of streams. The broker takes no
+part and does not notice. What was copied is checked before it gets its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
+from rookery.core.shard import Shard
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
-from rookery.store import disk
+from rookery.store import changes, disk
+from rookery.store.records import DEFINE, STATE
+from rookery.store.recovery import Recovery
 from rookery.store.repair import inspect
-from rookery.store.segments import Segments, check_is_journal
+from rookery.store.segments import Segments, check_is_journal, sealed_files
 
 SLICE_BYTES: Final = 1 << 20
 
@@ -33,6 +37,7 @@ class Copied:
     target: str
     segments: int
     batches: int
+    sealed_files: int
     bytes: int
 
 
@@ -84,14 +89,19 @@ class _Copy:
             # without what is laid out in advance; what else follows is unfinished, or damage: that the check will tell
             self._last = data[: max(end, len(data.rstrip(b"\0")))]
             self._sizes[numbers[-1]] = len(self._last)
-        # once to copy them, once to check them
-        self._total = 2 * sum(self._sizes.values())
+        # listed when all that names them has been read
+        self._sealed = {path: (segments.directory / path).stat().st_size for path in sealed_files(segments.directory)}
+        self._sealed_bytes = sum(self._sealed.values())
+        # segments are read once to copy them, and once to check them
+        self._total = 2 * sum(self._sizes.values()) + self._sealed_bytes
         self._done = 0
 
     def run(self) -> Copied:
         # what an earlier attempt left
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(mode=0o700, parents=True)
+        for path in self._sealed:
+            self._copy_sealed(path)
         for number, size in self._sizes.items():
             if size:
                 self._copy_segment(number, size)
@@ -103,7 +113,22 @@ class _Copy:
         _sync_directory(self._target.parent)
         source = str(self._segments.directory)
         copied = sum(1 for size in self._sizes.values() if size)
-        return Copied(source, str(self._target), copied, batches, self._total // 2)
+        return Copied(
+            source, str(self._target), copied, batches, len(self._sealed), (self._total + self._sealed_bytes) // 2
+        )
+
+    def _copy_sealed(self, path: Path) -> None:
+        new = self._partial / path
+        new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # one that is gone meanwhile was let go of long ago, unless the check says otherwise
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(self._segments.directory / path, new)
+            fd = disk.open_file(new, os.O_RDWR)
+            try:
+                disk.sync_data(fd)
+            finally:
+                os.close(fd)
+        self._advance(self._sealed[path])
 
     def _copy_segment(self, number: int, size: int) -> None:
         fd = disk.open_file(self._partial / f"{number:08d}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -151,8 +176,31 @@ class _Copy:
             with Path(report.unfinished.file).open("rb+") as file:
                 file.truncate(report.unfinished.offset)
                 disk.sync_data(file.fileno())
+        if (self._segments.directory / "streams").is_dir():
+            self._check_sealed()
         self._advance(self._total - self._done)
         return report.batches
+
+    def _check_sealed(self) -> None:
+        """Every file that the copied journal names must be there."""
+        shard = Shard(b"", 1)
+
+        def replay(kind: int, document: object) -> None:
+            row = cast(dict[str, Any], document)
+            if kind == STATE:
+                changes.restore(shard, row, None)
+            elif kind == DEFINE and row["op"] != "forget":
+                changes.replay(shard, row, None)
+
+        with Segments(self._partial) as copied:
+            scan = Recovery(shard, copied.read, lambda number: str(copied.path(number)), replay)
+            scan.scan([(number, copied.size(number)) for number in copied.numbers()])
+        for partition in shard.partitions.values():
+            for file in partition.files:
+                if not (self._partial / "streams" / file.path).is_file():
+                    raise StoreError(
+                        f"{file.path}, which holds sealed records, is missing, or went while it was copied"
+                    )
 
     def _advance(self, count: int) -> None:
         self._done += count

@@ -29,7 +29,7 @@ from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 from rookery.store.recovery import Tail
-from rookery.store.segments import Segments
+from rookery.store.segments import Segments, sealed_files
 
 Progress = Callable[[int, int], None]
 """Called with the bytes worked through so far, and how many there are in all."""
@@ -161,6 +161,7 @@ def repair(directory: str | Path, out: str | Path | None = None, progress: Progr
         new.mkdir(mode=0o700, parents=True)
         try:
             with Segments(old) as segments:
+                _take_sealed_files(old, new)
                 report = _Repair(segments, new, progress).run()
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
@@ -177,6 +178,16 @@ def repair(directory: str | Path, out: str | Path | None = None, progress: Progr
     finally:
         lock.release()
     return report
+
+
+def _take_sealed_files(old: Path, new: Path) -> None:
+    """They never change, so two directories may share them where the file system can do that."""
+    for path in sealed_files(old):
+        (new / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            (new / path).hardlink_to(old / path)
+        except OSError:
+            shutil.copyfile(old / path, new / path)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ def check_is_journal(directory: Path, argument: str) -> None:
         raise InvalidArgument(f"{directory} is no data directory: there is no journal in it", argument=argument)
 
 
+def sealed_files(directory: Path) -> list[Path]:
+    """The files of sealed records below a data directory, by their path in it. They never change, and stay for a while
+    when they are let go of.
+    """
+    return sorted(path.relative_to(directory) for path in (directory / "streams").rglob("[!_]*.parquet"))
+
+
 class Segments:
     """Open segments by number; use it as a context manager."""
 
