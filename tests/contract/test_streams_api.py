@@ -263,6 +263,36 @@ async def test_sealed_records_are_read_like_others(durable: Any, face: Face, tmp
     assert [r.data for r in await (await again.stream("orders")).read(3, 4)] == [3, 4, 5, 6]
 
 
+async def test_a_range_is_a_table(broker: Any) -> None:
+    pytest.importorskip("pyarrow")
+    orders = await broker.stream("orders")
+    exchange = await broker.exchange("shop", "topic")
+    await orders.bind("shop", "#")
+    for n in range(6):
+        await exchange.publish("even" if n % 2 == 0 else "odd.one", str(n))
+    table = await orders.read_arrow()
+    assert table.column("value").to_pylist() == [b"%d" % n for n in range(6)]
+    assert table.column("exchange").to_pylist() == ["shop"] * 6
+    narrow = await orders.read_arrow(1, 5, columns=["offset", "value"], routing_key="odd.*")
+    assert narrow.to_pylist() == [{"offset": 1, "value": b"1"}, {"offset": 3, "value": b"3"}]
+    with pytest.raises(errors.InvalidArgument, match="no column 'nope'"):
+        await orders.read_arrow(columns=["nope"])
+    with pytest.raises(errors.OffsetOutOfRange):
+        await orders.read_arrow(0, 7)
+
+
+async def test_a_table_of_sealed_records_is_the_same(durable: Any) -> None:
+    pytest.importorskip("pyarrow")
+    orders = await durable.stream("orders")
+    await orders.publish_many(range(5), key="k")
+    before = await orders.read_arrow()
+    await orders.seal()
+    await orders.publish(5)
+    after = await orders.read_arrow()
+    assert after.slice(0, 5) == before
+    assert after.column("offset").to_pylist() == list(range(6))
+
+
 async def test_nothing_can_be_sealed_in_memory(face: Face) -> None:
     orders = await face.make().stream("orders")
     with pytest.raises(errors.StoreError):

@@ -672,6 +672,23 @@ class Queue:
         else:
             self.line_up(entry)
 
+    def lease_again(self, message: Message, seq: i64, enqueued_ms: i64, attempts: i64, again: bool) -> None:
+        """Put an entry back under a lease that does not lapse."""
+        entry = Entry(message, seq, enqueued_ms)
+        entry.attempts = i32(attempts + 1)
+        entry.redelivered = again
+        if seq > self.seq:
+            self.seq = seq
+        if message.refs == 0:
+            self.tenant.hold(message)
+        message.refs += 1
+        self.bytes += len(message.body)
+        self.restored += 1
+        if message.flags & DEAD:
+            self._count_origin(message, 1)
+        self._lease(entry, None, 0, True)
+        self.away[seq] = entry
+
     # Reading
 
     def find(self, seq: i64) -> Entry | None:

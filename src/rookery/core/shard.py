@@ -16,6 +16,7 @@ from mypy_extensions import i32, i64
 from rookery._bytes import BytesWriter
 from rookery.core import retention, streams
 from rookery.core.consumers import Mailbox
+from rookery.core.cuts import Cuts
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.index import Heap
@@ -68,6 +69,7 @@ class Shard:
         self.stirred: list[Partition] = []
         self.streams_due_ms: i64 = NEVER
         self.staging = Staging(self)
+        self.cuts = Cuts(self)
         # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead

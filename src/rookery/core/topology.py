@@ -401,6 +401,7 @@ class Tenant:
         del self.said[queue.name]
         del self.faces[queue.name]
         self._forget_keys("queue:" + queue.name)
+        self.shard.cuts.forget(self.name, queue.name)
         self.unbind_target(queue)
         self.version += 1
         if queue.number:

@@ -15,20 +15,25 @@ import threading
 import time
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
 from rookery.clock import Clock, ManualClock
+from rookery.core import ranges
 from rookery.core.access import Access
 from rookery.core.shard import Shard
+from rookery.core.stream import Partition
 from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, StoreDamaged, StoreError
 from rookery.model import NEVER
 from rookery.store.file import FileMedium
-from rookery.store.history import History
+from rookery.store.history import History, Reading
 from rookery.store.journal import FREE_BYTES_MIN, Journal
 
 Result = TypeVar("Result")
+
+READING_MS: Final = 3_600_000
+"""The longest that the files of one read are kept."""
 
 TIMER_MAX_MS: Final = 1_000
 """The longest sleep while something is due later: a jump of the wall clock is noticed within this time."""
@@ -149,6 +154,28 @@ class _Engine:
             journal.close()
             self.journal = None
             raise
+
+    def reading(
+        self, partition: Partition, start: int, stop: int, columns: Sequence[str] = (), routing_key: str = ""
+    ) -> Reading:
+        """A range that can be read in any thread until `done_reading` (within a turn)."""
+        pieces = ranges.plan(partition, start, stop)
+        history = self.history
+        if history is None:
+            return Reading(partition, pieces, self._record_at, Path(), columns, routing_key)
+        reading = Reading(partition, pieces, history.read, history.root, columns, routing_key)
+        history.journal.hold()
+        history.lease(reading.plan, reading.paths(), READING_MS)
+        return reading
+
+    def done_reading(self, reading: Reading) -> None:
+        """The end of a `reading`."""
+        if self.history is not None and self.journal is not None:
+            self.history.release(reading.plan)
+            self.history.journal.release()
+
+    def _record_at(self, place: int, size: int) -> bytes:
+        return self.shard.read_record(place)
 
     def sealing(self) -> History:
         """What seals streams; StoreError where nothing does."""

@@ -23,6 +23,7 @@ STREAMS = frozenset(
     {"stream", "alter-stream", "drop-stream", "trim", "sealed", "commit-group", "reset-group", "drop-group"}
 )
 STAGING = frozenset({"chunk", "drop-chunk", "commit-staged", "spool"})
+CUTS = frozenset({"cut", "ack-cuts", "drop-cuts"})
 ACCESS = frozenset({"key", "drop-key", "user", "drop-user", "drop-access", "access"})
 
 
@@ -58,6 +59,7 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
         "numbers": numbers,
         "condemned": {path: due for path, (due, _) in shard.condemned.items()},
         "staging": shard.staging.state(),
+        "cuts": shard.cuts.state(),
         "streams": [_stream_state(s) for tenant in shard.tenants.values() for s in tenant.streams.values()],
         "queue_numbers": int(shard.queue_numbers),
         "last_id": int(shard.last_id),
@@ -120,6 +122,7 @@ def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> No
         place.seq = max(int(place.seq), seq)
     shard.condemned = {path: (due, 0) for path, due in document.get("condemned", {}).items()}
     _restore_streams(shard, document.get("streams", []))
+    shard.cuts.restore(document.get("cuts", []))
     if "staging" in document:
         shard.staging.restore(document["staging"])
     shard.queue_numbers = max(int(shard.queue_numbers), document["queue_numbers"])
@@ -155,6 +158,8 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
         tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"]))
     elif operation in STAGING:
         shard.staging.replay(operation, tenant, row)
+    elif operation in CUTS:
+        shard.cuts.replay(operation, tenant.name, row)
     elif operation in STREAMS:
         _replay_stream(shard, tenant, row)
     elif operation == "drop-policy":

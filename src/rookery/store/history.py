@@ -16,10 +16,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rookery.core.paging import OFFSET_MASK, PLACE_BITS
+from rookery.core.ranges import FilePiece, TailPiece
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile
 from rookery.errors import InvalidArgument, NotFound, StoreDamaged, StoreError
@@ -50,6 +52,35 @@ def _parquet() -> Any:
     from rookery.store import parquet
 
     return parquet
+
+
+class Reading:
+    """A planned range of a partition, to be read in any thread as long as what it names is kept."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        pieces: list[FilePiece | TailPiece],
+        read: Callable[[int, int], bytes],
+        root: Path,
+        columns: Sequence[str],
+        routing_key: str,
+    ) -> None:
+        self.plan = f"reading-{id(self)}"
+        self._pieces = pieces
+        self._range = _parquet().Range(partition, pieces, read, root, columns, routing_key)
+
+    def paths(self) -> frozenset[str]:
+        return frozenset(piece.path for piece in self._pieces if isinstance(piece, FilePiece))
+
+    def table(self) -> Any:
+        """All of it as a pyarrow Table."""
+        return self._range.table()
+
+    def ipc(self) -> Iterator[bytes]:
+        """All of it as an Arrow IPC stream, piece by piece."""
+        pieces: Iterator[bytes] = self._range.ipc()
+        return pieces
 
 
 class History:
@@ -127,6 +158,10 @@ class History:
         return {path for _, paths in self._plans.values() for path in paths}
 
     # Reading, in any thread
+
+    def read(self, place: int, size: int) -> bytes:
+        """Bytes of the journal from a place on."""
+        return self.journal.medium.read(place >> PLACE_BITS, place & OFFSET_MASK, size)
 
     def records(self, path: str, start: int, stop: int) -> list[bytes]:
         """Records of a sealed file, as they stood in the journal."""

@@ -6,17 +6,19 @@ the groups that it needs, whatever the length of the history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rookery.core.ranges import FilePiece, TailPiece
 from rookery.core.routing import matcher
+from rookery.core.stream import Partition
 from rookery.errors import StoreDamaged
-from rookery.store import records
-from rookery.store.columns import ENVELOPE
+from rookery.store import arrow, records
+from rookery.store.columns import ENVELOPE, check_columns
 
 
 def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
@@ -47,6 +49,51 @@ def batches(path: Path, start: int, stop: int, schema: pa.Schema, pattern: str =
                 chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
                 table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
             yield from table.select(names).cast(schema).to_batches()
+
+
+class Range:
+    """A range of a partition, planned: it can be read in any thread while its files and segments are kept.
+
+    `read` gives bytes of the journal from a place on, `root` is the directory of the sealed files.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        pieces: list[FilePiece | TailPiece],
+        read: Callable[[int, int], bytes],
+        root: Path,
+        columns: Sequence[str] = (),
+        pattern: str = "",
+    ) -> None:
+        self._tenant = partition.stream.tenant.name
+        self._stream = partition.stream.name
+        self._index = int(partition.index)
+        self._pieces = pieces
+        self._read = read
+        self._root = root
+        self._pattern = pattern
+        self.schema = arrow.schema_of(check_columns(list(columns)))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Its rows, in order; batches without rows are left out."""
+        for piece in self._pieces:
+            if isinstance(piece, FilePiece):
+                found = batches(self._root / piece.path, piece.start, piece.stop, self.schema, self._pattern)
+            else:
+                found = self._tail(piece)
+            yield from (batch for batch in found if batch.num_rows)
+
+    def _tail(self, piece: TailPiece) -> Iterator[pa.RecordBatch]:
+        for columns in arrow.collect(piece.places, piece.stamps, piece.start, self._read, self.schema, self._pattern):
+            yield arrow.batch_of(columns, self.schema, self._tenant, self._stream, self._index)
+
+    def ipc(self) -> Iterator[bytes]:
+        """The same as an Arrow IPC stream."""
+        return arrow.ipc(self.batches(), self.schema)
+
+    def table(self) -> pa.Table:
+        return pa.Table.from_batches(self.batches(), self.schema)
 
 
 def records_of(path: Path, start: int, stop: int) -> list[bytes]:

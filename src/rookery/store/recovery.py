@@ -125,6 +125,7 @@ class Recovery:
         self._expected: list[int] = []
         self._places: dict[int, Places] = {}
         self._tails: dict[int, Tail] = {}
+        self._held: dict[int, set[int]] = {}
         self._routes: dict[bytes, Route] = {}
         self.retired: set[int] = set()
         self.marks: dict[int, int] = {}
@@ -292,6 +293,7 @@ class Recovery:
 
     def rebuild(self) -> None:
         """Put the messages that are left into their queues."""
+        self._held = self._shard.cuts.held()
         for segment, size in self._segments:
             if segment in self.retired or segment not in self.ends:
                 continue
@@ -384,6 +386,13 @@ class Recovery:
                 self._check_zstd(segment, offset)
             self._shard.log.add_live(segment, 1)
             self.messages += 1
+            held = self._held.get(reader.queue)
+            if held is not None and reader.seq in held:
+                if message is None:
+                    message = records.read_message(reader.raw(), self._routes)
+                    message.set_segment(segment)
+                queue.lease_again(message, reader.seq, reader.enqueued_ms, attempts, again)
+                continue
             if reader.plain and due <= self._shard.wall_ms and queue.lines.stays_paged(reader.seq):
                 queue.lines.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
                 continue

@@ -111,6 +111,33 @@ class AsyncStream:
         finally:
             await reader.close()
 
+    async def read_arrow(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        partition: int = 0,
+        columns: Sequence[str] = (),
+        routing_key: str = "",
+    ) -> Any:
+        """A range of offsets (up to, not including, `stop`) as a pyarrow Table, without an object per message.
+
+        `columns` names those wanted, `routing_key` is a pattern as in bindings. Needs pyarrow.
+        """
+        context = self._context
+        context.check_open()
+        check_text(routing_key, "routing_key")
+        with context.engine as engine:
+            chosen = self._core().partition(partition)
+            first = int(chosen.first) if start is None else check_not_negative(start, "start")
+            last = int(chosen.visible) if stop is None else check_not_negative(stop, "stop")
+            reading = engine.reading(chosen, first, last, columns, routing_key)
+        try:
+            return await context.engine.in_thread(reading.table)
+        finally:
+            with context.engine as engine:
+                engine.done_reading(reading)
+
     async def reader(self, start: Start = "next", *, partitions: Iterable[int] | None = None) -> AsyncStreamReader:
         """Follow the stream from `start` on ("first", "last", "next", an offset, a datetime), live, until closed."""
         where = check_start(start)
