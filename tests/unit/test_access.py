@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import random
 import re
 from typing import Any
@@ -790,3 +791,18 @@ def test_a_key_is_valid_exactly_from_creation_to_removal(steps: list[tuple[str, 
         with pytest.raises(Unauthenticated):
             access.check_key(text, NOW)
     assert len(access.keys("t0")) + len(access.keys("t1")) == len(live)
+
+
+def test_a_certificate_stands_for_the_password_of_its_user() -> None:
+    access = Access(os.urandom)
+    access.set_user("ada", password="pw", tenants={"shop": FULL}, admin=True)
+    principal = access.check_certified("ada", "shop")
+    assert (principal.name, principal.tenant, principal.rights, principal.admin) == ("ada", "shop", FULL, True)
+    assert access.still_valid(principal)
+    with pytest.raises(AccessRefused):
+        access.check_certified("ada", "lab")
+    for nobody in ("", "eve", "guest"):
+        with pytest.raises(Unauthenticated):
+            access.check_certified(nobody, None)
+    access.delete_user("ada")
+    assert not access.still_valid(principal)

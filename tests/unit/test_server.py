@@ -214,6 +214,49 @@ async def test_connection_limit(start: Start) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["setting", "tenant's own limit"])
+async def test_connection_limit_of_a_tenant(start: Start, own: bool) -> None:
+    server = await start(**({} if own else {"tenant_connections_max": 1}))
+    server.engine.begin()
+    if own:
+        server.engine.shard.tenants["default"].set_limits({"connections_max": 1})
+    server.engine.shard.create_tenant("shop")
+    server.engine.end()
+    server.access.set_user("ada", password="pw", tenants={"default": FULL, "shop": FULL})
+    first = await (await Client.connect(server.addresses["amqp"])).opened()
+    second = await Client.connect(server.addresses["amqp"])
+    second.writer.write(PROTOCOL + start_ok() + tune_ok() + open_vhost("/"))
+    assert closed(await second.until(10, 50), hard=True).code == 530
+    elsewhere = await (await Client.connect(server.addresses["amqp"])).opened("ada", "pw", "shop")
+    for client in (first, second, elsewhere):
+        client.close()
+
+
+async def test_the_log_says_that_publishers_are_held_and_why(tmp_path: Path) -> None:
+    text = io.StringIO()
+    server = Server(settings(tmp_path, memory_max_bytes="1MiB"), log=make_log("info", text))
+    await server.start()
+    client = await (await Client.connect(server.addresses["amqp"])).opened()
+    client.writer.write(DECLARE_Q)
+    await client.until(50, 11)
+    server.engine.begin()
+    tenant = server.engine.shard.tenants["default"]
+    for _ in range(11):
+        server.engine.shard.publish(tenant, "", "q", b"\x00\x00", bytes(100_000))
+    server.engine.end()
+    client.writer.write(DECLARE_Q)
+    await client.until(50, 11)
+    assert '"reason":"low on memory","event":"publishers_held"' in text.getvalue()
+    assert "publishers_released" not in text.getvalue()
+    client.writer.write(method(1, 50, 30, short(0) + short_string("q") + octet(0)))
+    await client.until(50, 31)
+    client.writer.write(DECLARE_Q)
+    await client.until(50, 11)
+    assert '"event":"publishers_released"' in text.getvalue()
+    client.close()
+    await server.stop(0)
+
+
 async def test_a_consumer_that_does_not_read_does_not_stop_the_others(start: Start) -> None:
     server = await start()
     slow = await (await Client.connect(server.addresses["amqp"])).opened()
