@@ -290,6 +290,21 @@ def test_publishers_are_held_above_the_memory_watermark_until_there_is_slack(bro
     assert reasons == [FULL, FREE, FULL, FREE]
 
 
+def test_what_is_parked_does_not_hold_publishers_by_itself(broker: Broker) -> None:
+    peer = another(broker)
+    peer.declare("q")
+    broker.turn.hold_above(1_000)
+    peer.send(publish(1, "", "q", b"x" * 2_000))
+    broker.take_turn()
+    assert broker.turn.held == FULL
+    broker.turn.parked_bytes += 5_000
+    waiting = Publisher(broker)
+    broker.turn.wait_for_room(waiting)
+    broker.take_turn(lambda: broker.tenant.queues["q"].purge())
+    broker.settle()
+    assert waiting.told == [FREE]
+
+
 def test_publishers_are_held_while_the_journal_is_behind(broker: Broker) -> None:
     peer = another(broker)
     broker.shard.log.active = True

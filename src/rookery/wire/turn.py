@@ -288,7 +288,7 @@ class Turn:
             self._due.append(peer)
 
     def hold_above(self, memory_bytes: i64) -> None:
-        """Hold publishers while messages, and what of them is parked, take more memory than this."""
+        """Hold publishers while messages take more memory than this."""
         self.memory_high_bytes = memory_bytes
         self.memory_low_bytes = memory_bytes - memory_bytes // 16
 
@@ -336,8 +336,8 @@ class Turn:
             return FREE
         if log.refusing:
             return NO_DISK
-        memory = self.shard.memory_bytes + self.parked_bytes
-        if memory > (self.memory_low_bytes if self.held == FULL else self.memory_high_bytes):
+        # without what is parked: that waits for room, and must not be what there is no room for
+        if self.shard.memory_bytes > (self.memory_low_bytes if self.held == FULL else self.memory_high_bytes):
             return FULL
         if log.bytes > (UNSYNCED_MAX_BYTES // 2 if self.held == BEHIND else UNSYNCED_MAX_BYTES):
             return BEHIND
