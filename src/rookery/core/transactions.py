@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import i64
+
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Lease
-from rookery.core.queue import Queue
+from rookery.core.queue import REJECT_PUBLISH, REJECT_PUBLISH_DEAD_LETTER, Queue
 from rookery.errors import (
     InvalidArgument,
     LeaseLost,
@@ -30,7 +32,8 @@ from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message, ch
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
-    from rookery.core.topology import Tenant
+    from rookery.core.stream import Stream
+    from rookery.core.topology import Exchange, Tenant
 
 TIMEOUT_MS: Final = 60_000
 TOMBSTONES_MAX: Final = 10_000
@@ -64,6 +67,17 @@ class Publish:
         self.persistent = persistent
         self.dedup_key = dedup_key
         self.mandatory = mandatory
+
+
+class Batch:
+    """Publishes to be, all to one exchange and key, with the same properties and no numbers of their own."""
+
+    def __init__(self, exchange: str, key: str, props: bytes, bodies: list[bytes], expires_ms: int) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.props = props
+        self.bodies = bodies
+        self.expires_ms = expires_ms
 
 
 class Settle:
@@ -253,8 +267,54 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
     if memory and shard.log.refusing:
         shard.log.check()
     for queue, (count, total) in adds.items():
-        if queue.settings.overflow.startswith("reject") and not queue.has_room_for(count, total):
-            raise QueueFull(f"queue {queue.name!r} has no room for {count} more messages", argument="queue")
+        _check_room(queue, count, total)
+
+
+def _check_room(queue: Queue, count: i64, size_bytes: i64) -> None:
+    if _rejects(queue) and not queue.has_room_for(count, size_bytes):
+        raise QueueFull(f"queue {queue.name!r} has no room for {count} more messages", argument="queue")
+
+
+def _rejects(queue: Queue) -> bool:
+    return queue.overflow == REJECT_PUBLISH or queue.overflow == REJECT_PUBLISH_DEAD_LETTER
+
+
+def publish_batch(shard: Shard, tenant: Tenant, batch: Batch) -> int:
+    """Publish all of a batch or, when one does not fit, none; the number of its first message: they are numbered on."""
+    way = tenant.way(tenant.exchange(batch.exchange), batch.key)
+    queues = tenant.queues_for(way, batch.props)
+    streams = tenant.streams_met
+    _check_batch(shard, tenant, batch, queues)
+    first = shard.last_id + 1
+    props = batch.props
+    expires_ms: i64 = batch.expires_ms
+    for body in batch.bodies:
+        if way.version != tenant.version:
+            # a queue that was too full is gone
+            way = tenant.way(way.exchange, batch.key)
+            queues = tenant.queues_for(way, props)
+            streams = tenant.streams_met
+        message = Message(way.route, props, body, shard.new_id(), 0, expires_ms, PERSISTENT)
+        _post(tenant, way.exchange, queues, streams, message, 0)
+    return first
+
+
+def _check_batch(shard: Shard, tenant: Tenant, batch: Batch, queues: list[Queue]) -> None:
+    total: i64 = 0
+    overhead: i64 = len(batch.props)
+    for body in batch.bodies:
+        size: i64 = len(body) + overhead
+        if size > tenant.message_bytes_max:
+            raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
+        total += len(body)
+    count: i64 = len(batch.bodies)
+    memory = total + count * (overhead + MESSAGE_OVERHEAD_BYTES)
+    if tenant.memory_bytes + memory > tenant.memory_bytes_max or shard.memory_bytes + memory > shard.memory_bytes_max:
+        raise MemoryLimitExceeded
+    if count and shard.log.refusing:
+        shard.log.check()
+    for queue in queues:
+        _check_room(queue, count, total)
 
 
 def _settle(operation: Settle) -> None:
@@ -271,30 +331,44 @@ def _settle(operation: Settle) -> None:
 
 
 def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
-    scope = scope_of(p.exchange, p.key)
     if p.dedup_key:
-        first = tenant.dedup.find(scope, p.dedup_key, shard.wall_ms)
+        first = tenant.dedup.find(scope_of(p.exchange, p.key), p.dedup_key, shard.wall_ms)
         if first:
             tenant.dedup.duplicates += 1
             return first
     way = tenant.way(tenant.exchange(p.exchange), p.key)
     flags = PERSISTENT if p.persistent else 0
     message = Message(way.route, p.props, p.body, shard.new_id(), p.priority, p.expires_ms, flags)
-    exchange = way.exchange
-    exchange.published += 1
-    exchange.bytes += len(message.body)
-    tenant.published += 1
     queues = tenant.queues_for(way, p.props)
     streams = tenant.streams_met
-    if not queues and not streams:
-        exchange.unroutable += 1
-    for stream in streams:
-        stream.append(message)
-    for queue in list(queues):
-        if queue.settings.overflow.startswith("reject"):
-            queue.admit(message, p.due_ms)
-        else:
-            queue.offer(message, p.due_ms)
+    _post(tenant, way.exchange, queues, streams, message, p.due_ms)
     if p.dedup_key and (queues or streams):
         tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
     return message.id
+
+
+def _post(
+    tenant: Tenant, exchange: Exchange, queues: list[Queue], streams: list[Stream], message: Message, due_ms: i64
+) -> None:
+    """Hand a message to its queues and streams; queues that reject have room, which was checked for the whole."""
+    exchange.published += 1
+    exchange.bytes += len(message.body)
+    tenant.published += 1
+    if streams:
+        for stream in streams:
+            stream.append(message)
+    elif not queues:
+        exchange.unroutable += 1
+    if len(queues) == 1:
+        _enter(queues[0], message, due_ms)
+    else:
+        # a queue that is too full may go, and with it its place in the list
+        for queue in list(queues):
+            _enter(queue, message, due_ms)
+
+
+def _enter(queue: Queue, message: Message, due_ms: i64) -> None:
+    if _rejects(queue):
+        queue.admit(message, due_ms)
+    else:
+        queue.offer(message, due_ms)

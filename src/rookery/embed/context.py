@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from rookery.core.policy import TIME_MAX_MS
 from rookery.core.topology import NAME_MAX_BYTES, Tenant, check_name
-from rookery.core.transactions import Publish
+from rookery.core.transactions import Batch, Publish
 from rookery.embed.engine import AsyncEngine, AsyncSignal, Engine, Signal
-from rookery.embed.messages import pack
+from rookery.embed.messages import pack, pack_batch
 from rookery.embed.options import TOPIC_MAX_CHARS, Config
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidTopic, InvalidType, RookeryError
 
@@ -97,6 +97,12 @@ class Context(Generic[EngineT]):
         return pack(
             exchange, key, value, self.engine.clock, config.message_ttl_ms, config.require_body, mandatory, headers
         )
+
+    def pack_all(self, exchange: str, key: str, values: list[Any]) -> Batch | list[Publish]:
+        """As `pack`, for values that are published together."""
+        config = self.config
+        batch = pack_batch(exchange, key, values, self.engine.clock, config.message_ttl_ms, config.require_body)
+        return [self.pack(exchange, key, value) for value in values] if batch is None else batch
 
     def observe(self, operation: str, topic: str, started: float, error: BaseException | None) -> None:
         """Tell the observer, if metrics are on; an observer that fails is noted, not obeyed."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 import msgspec
 
 from rookery import model, properties
 from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import TIME_MAX_MS
-from rookery.core.transactions import Publish
+from rookery.core.transactions import Batch, Publish
 from rookery.errors import EmptyBody, InvalidArgument, InvalidType, MessageExpired, NilMessage
 from rookery.properties import Properties
 
@@ -141,23 +141,32 @@ def given_id(value: object) -> str | None:
     return value.id if isinstance(value, Message) else None
 
 
-class IdList(Sequence[str]):
-    """The ids of messages published together; texts are made when they are looked at.
+def given_ids(values: Sequence[object], numbers: Sequence[int], last_id: int) -> dict[int, str]:
+    """The ids that publishers gave their messages, by index.
 
     A number that does not go up is that of an earlier message, which a repeated dedup key stands for: such a message
     was not published, so the id it was given does not count.
     """
+    found = {}
+    for index, value in enumerate(values):
+        if numbers[index] > last_id:
+            last_id = numbers[index]
+            given = given_id(value)
+            if given is not None:
+                found[index] = given
+    return found
 
-    def __init__(self, ids: model.MessageIds, values: Sequence[object], numbers: list[int], last_id: int) -> None:
+
+class IdList(Sequence[str]):
+    """The ids of messages published together, by their numbers, or as they were given, by index.
+
+    Texts are made when they are looked at.
+    """
+
+    def __init__(self, ids: model.MessageIds, numbers: Sequence[int], given: dict[int, str]) -> None:
         self._ids = ids
         self._numbers = numbers
-        self._given: dict[int, str] = {}
-        for index, value in enumerate(values):
-            if numbers[index] > last_id:
-                last_id = numbers[index]
-                given = given_id(value)
-                if given is not None:
-                    self._given[index] = given
+        self._given = given
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -246,6 +255,26 @@ def pack(
         props = properties.with_headers(props, headers)
     expires_ms = clock.wall_ms() + ttl_ms if ttl_ms else 0
     return Publish(exchange, key, props, body, 0, expires_ms, 0, True, "", mandatory)
+
+
+def pack_batch(
+    exchange: str, key: str, values: list[object], clock: Clock, ttl_ms: int, require_body: bool
+) -> Batch | None:
+    """Encode values for the core together; None when they differ in more than their bodies."""
+    kinds = set(map(type, values))
+    if kinds == {bytes}:
+        bodies, props = cast(list[bytes], values), _PLAIN_BYTES
+    elif any(issubclass(kind, Message) for kind in kinds):
+        return None
+    else:
+        encoded = [encode_body(value) for value in values]
+        types = {content_type for _, content_type in encoded}
+        if len(types) != 1:
+            return None
+        bodies, props = [body for body, _ in encoded], _PLAIN[types.pop()]
+    if require_body and not all(body.strip() for body in bodies):
+        raise EmptyBody("body cannot be empty", argument="body")
+    return Batch(exchange, key, props, bodies, clock.wall_ms() + ttl_ms if ttl_ms else 0)
 
 
 def _pack_message(

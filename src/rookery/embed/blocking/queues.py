@@ -12,7 +12,7 @@ from rookery.core.entries import Entry
 from rookery.core.shard import Shard
 from rookery.core.snapshots import queue_stats
 from rookery.core.topology import Tenant
-from rookery.core.transactions import Publish, Settle, apply
+from rookery.core.transactions import Batch, Publish, Settle, apply, publish_batch
 from rookery.embed.blocking.deliveries import (
     Delivery,
     QueueSubscription,
@@ -22,7 +22,7 @@ from rookery.embed.blocking.deliveries import (
 )
 from rookery.embed.context import Context, check_key, check_not_negative, check_positive, check_text
 from rookery.embed.engine import Engine
-from rookery.embed.messages import IdList, Message, given_id, unpack
+from rookery.embed.messages import IdList, Message, given_id, given_ids, unpack
 from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType, QueueFull, QueueNotFound, Unroutable
 from rookery.model import PERSISTENT
@@ -48,11 +48,15 @@ def put(shard: Shard, tenant: Tenant, p: Publish, value: object) -> str:
     return (given_id(value) if number > last_id else None) or shard.ids.uuid(number)
 
 
-def put_all(shard: Shard, tenant: Tenant, publishes: list[Publish], values: Sequence[object]) -> Sequence[str]:
+def put_all(shard: Shard, tenant: Tenant, packed: Batch | list[Publish], values: Sequence[object]) -> Sequence[str]:
     """Hand all of them to the core within a turn, or none when one does not fit; their ids."""
+    if isinstance(packed, Batch):
+        first = publish_batch(shard, tenant, packed)
+        return IdList(shard.ids, range(first, first + len(values)), {})
     last_id = shard.last_id
-    operations: list[Publish | Settle] = list(publishes)
-    return IdList(shard.ids, values, apply(shard, tenant, operations), last_id)
+    operations: list[Publish | Settle] = list(packed)
+    numbers = apply(shard, tenant, operations)
+    return IdList(shard.ids, numbers, given_ids(values, numbers, last_id))
 
 
 def check_bodies(bodies: object) -> list[Any]:
@@ -92,10 +96,10 @@ class Queue:
         context = self._context
         context.check_open()
         values = check_bodies(bodies)
-        publishes = [context.pack("", self.name, value) for value in values]
+        packed = context.pack_all("", self.name, values)
         with context.engine.change as engine:
             self._core()
-            return put_all(engine.shard, context.tenant, publishes, values)
+            return put_all(engine.shard, context.tenant, packed, values)
 
     def claim(self, count: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None) -> list[Delivery]:
         """Up to `count` deliveries under lease; waits up to `wait_ms` for the first one."""
@@ -256,10 +260,10 @@ class Exchange:
         context.check_open()
         values = check_bodies(bodies)
         check_key(key)
-        publishes = [context.pack(self.name, key, value) for value in values]
+        packed = context.pack_all(self.name, key, values)
         with context.engine.change as engine:
             context.tenant.exchange(self.name)
-            return put_all(engine.shard, context.tenant, publishes, values)
+            return put_all(engine.shard, context.tenant, packed, values)
 
     def bind(
         self, target: Queue | Exchange | str, key: str = "", *, headers: Mapping[str, object] | None = None

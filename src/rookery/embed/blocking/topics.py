@@ -16,7 +16,7 @@ from rookery import properties
 from rookery.core import queue as core
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Lease
-from rookery.core.transactions import Publish
+from rookery.core.transactions import Batch, Publish
 from rookery.embed import keeping
 from rookery.embed.blocking.deliveries import wait_for_leases
 from rookery.embed.blocking.queues import put, put_all
@@ -267,26 +267,27 @@ class Topics:
         deadlines: dict[str, float] = {}
         while True:
             context.check_open()
-            publishes = [context.pack(TOPICS, key, body) for body in bodies]
+            packed = context.pack_all(TOPICS, key, bodies)
             with context.engine.change as engine:
                 keeping.keep(context, key)
-                full = self._crowded(publishes, deadlines)
+                full = self._crowded(packed, deadlines)
                 if full is None:
-                    return put_all(engine.shard, context.tenant, publishes, bodies)
+                    return put_all(engine.shard, context.tenant, packed, bodies)
             full.room.wait((deadlines[full.id] - time.monotonic()) * 1000)
 
-    def _crowded(self, publishes: list[Publish], deadlines: dict[str, float]) -> TopicSubscription | None:
+    def _crowded(self, packed: Batch | list[Publish], deadlines: dict[str, float]) -> TopicSubscription | None:
         """A subscription that makes the publisher wait, and for which he has not waited long enough (within a turn)."""
-        if not self._blocking or not publishes:
+        if not self._blocking or not packed:
             return None
         tenant = self.context.tenant
-        size = sum(len(p.body) for p in publishes)
-        p = publishes[0]
+        bodies = packed.bodies if isinstance(packed, Batch) else [p.body for p in packed]
+        size = sum(map(len, bodies))
+        p = packed if isinstance(packed, Batch) else packed[0]
         for queue in tenant.queues_for(tenant.way(tenant.exchange(TOPICS), p.key), p.props):
             subscription = self.subscriptions.get(queue.name)
             if subscription is None or subscription.options.policy != "block_with_timeout":
                 continue
-            if queue.has_room_for(min(len(publishes), int(queue.length_max)), size):
+            if queue.has_room_for(min(len(bodies), int(queue.length_max)), size):
                 continue
             now = time.monotonic()
             until = deadlines.setdefault(subscription.id, now + subscription.options.block_timeout_ms / 1000)
