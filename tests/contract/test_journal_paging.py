@@ -369,11 +369,11 @@ def test_spill_files_of_an_earlier_process_are_deleted(site: Site) -> None:
 
 
 def test_spill_files_that_nobody_needs_are_deleted(tmp_path: Path) -> None:
-    pager = JournalPager(lambda segment, offset, size: b"", lambda segment, offset: None, tmp_path)
+    pager = JournalPager(lambda segment, offset, size: b"", lambda segment, offset, size: None, tmp_path)
     record = b"\x01" + (1 << 20).to_bytes(4, "big") + bytes(1 << 20)
     for _ in range(3):
         places = [pager.spill(record) for _ in range(SPILL_BYTES // len(record) + 2)]
-        assert pager.record(places[3] | 1 << 62) == record
+        assert pager.read(places[3] | 1 << 62).startswith(record)
         for place in places:
             pager.forget(place | 1 << 62)
     assert len(list(tmp_path.iterdir())) <= 1

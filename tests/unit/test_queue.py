@@ -638,3 +638,19 @@ def test_an_entry_is_found_wherever_it_is(world: World) -> None:
     assert queue.find(99) is None
     assert parked in (1, 4)
     assert queue.ready == 2
+
+
+def test_an_entry_that_is_lined_up_again_is_found_by_its_sequence(world: World) -> None:
+    queue = world.queue()
+    world.fill(3)
+    queue.journaled = True
+    entry = queue.next()
+    assert entry is not None
+    queue.line_up(entry)
+    assert queue.find(entry.seq) is entry
+    lease = world.one(queue)
+    assert lease.entry is queue.find(entry.seq) is entry
+    assert queue.release(lease)
+    assert queue.find(entry.seq) is entry
+    assert world.drain(queue) == [b"0", b"1", b"2"]
+    assert queue.find(entry.seq) is None

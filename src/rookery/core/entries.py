@@ -131,7 +131,8 @@ class Level:
         self.fresh: list[Entry] = []
         self.fresh_head: i64 = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> bool:
+        """Put an entry at its place; False when it came back, and stands beside the line."""
         if entry.seq > self.last_seq:
             self.last_seq = entry.seq
             if self.paged is not None:
@@ -143,8 +144,9 @@ class Level:
                     self._tail = []
             else:
                 self.line.append(entry)
-        else:
-            self.returned.push(entry.seq, entry)
+            return True
+        self.returned.push(entry.seq, entry)
+        return False
 
     def refill(self) -> bool:
         """The first piece is used up: the next pack, or the rest, takes its place; False when there is none."""

@@ -38,9 +38,9 @@ class Lines:
         self._levels = {0: self.plain}
         self.order = [self.plain]
 
-    def add(self, entry: Entry) -> None:
-        """Put a READY entry at its place."""
-        self.line_of(entry.message.priority).add(entry)
+    def add(self, entry: Entry) -> bool:
+        """Put a READY entry at its place; False when `find` will not see it there."""
+        return self.line_of(entry.message.priority).add(entry)
 
     def _level(self, priority: i64) -> Level:
         queue = self._queue

@@ -24,10 +24,10 @@ SPILLED: Final[i64] = 1 << 62
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Pager:
-    """Where paged entries are kept; a store implements it."""
+    """Where paged entries are kept; a store implements it. Places are as far apart as the records at them are long."""
 
-    def record(self, place: i64) -> bytes:
-        """The PUT record at a place."""
+    def read(self, place: i64) -> bytes:
+        """What stands from a place on: its PUT record as a whole, and some of what follows."""
         raise NotImplementedError
 
     def spill(self, record: bytes) -> i64:
@@ -45,15 +45,16 @@ class MemoryPager(Pager):
 
     def __init__(self) -> None:
         self._records: dict[int, bytes] = {}
-        self._last: i64 = 0
+        self._end: i64 = 1
 
-    def record(self, place: i64) -> bytes:
+    def read(self, place: i64) -> bytes:
         return self._records[place & ~SPILLED]
 
     def spill(self, record: bytes) -> i64:
-        self._last += 1
-        self._records[self._last] = record
-        return self._last
+        place = self._end
+        self._records[place] = record
+        self._end += len(record)
+        return place
 
     def forget(self, place: i64) -> None:
         del self._records[place & ~SPILLED]

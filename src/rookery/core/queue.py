@@ -94,7 +94,7 @@ class Queue:
         self.timing = Timing(self)
         self.parking = Parking(self)
         self._leases: dict[int, Lease] = {}
-        # written entries that are, or were, out of their line, by sequence; kept only when there is a journal
+        # entries that neither their line nor a tracked lease leads to, by sequence; kept only when there is a journal
         self.away: dict[int, Entry] = {}
         self.unused_since_ms: i64 = shard.mono_ms
         self.had_consumer = False
@@ -263,7 +263,8 @@ class Queue:
         """Make an entry READY at its place."""
         entry.state = READY
         self.ready += 1
-        self.lines.add(entry)
+        if not self.lines.add(entry) and self.journaled:
+            self.away[entry.seq] = entry
 
     def _trim(self) -> None:
         """Drop from the head until the limits hold."""
@@ -357,7 +358,7 @@ class Queue:
 
     def _lease(self, entry: Entry, holder: Subscription | None, lease_ms: i64, tracked: bool) -> Lease:
         entry.state = LEASED
-        if self.journaled:
+        if self.journaled and not tracked:
             self.away[entry.seq] = entry
         self.leased += 1
         self.leased_bytes += len(entry.message.body)
@@ -580,7 +581,8 @@ class Queue:
         entry.state = GONE
         message = entry.message
         if self.journaled:
-            self.away.pop(entry.seq, None)
+            if self.away:
+                self.away.pop(entry.seq, None)
             if message.segment:
                 self.shard.log.exit(self, entry)
         self.bytes -= len(message.body)
@@ -695,7 +697,8 @@ class Queue:
         """The entry of that sequence, if it is still here and in memory (only with a journal)."""
         entry = self.away.get(seq)
         if entry is None:
-            entry = self.lines.find(seq)
+            lease = self._leases.get(seq)
+            entry = self.lines.find(seq) if lease is None else lease.entry
         return entry if entry is not None and entry.state != GONE else None
 
     def ready_entries(self, limit: int = 0) -> list[Entry]:

@@ -13,7 +13,7 @@ from typing import Final, cast, final
 
 from mypy_extensions import i32, i64
 
-from rookery._bytes import BytesWriter
+from rookery._bytes import BytesWriter, read_i32_be
 from rookery.core import retention, streams
 from rookery.core.consumers import Mailbox
 from rookery.core.cuts import Cuts
@@ -76,6 +76,9 @@ class Shard:
         self.page_bytes: i64 = NEVER
         self.pager: Pager | None = None
         self._routes: dict[bytes, Route] = {}
+        # what was read back last: the neighbours of an entry are likely to be wanted next
+        self._window = b""
+        self._window_place: i64 = 0
 
     def new_id(self) -> i64:
         self.last_id += 1
@@ -98,14 +101,25 @@ class Shard:
 
     def fetch(self, place: i64) -> Message:
         """The message at a place, read back."""
-        pager = self.pager
-        assert pager is not None
-        message = records.read_message(pager.record(place), self._routes)
+        at = self._look_at(place)
+        message = records.read_message(self._window, self._routes, at)
         if place & SPILLED:
-            pager.forget(place)
+            assert self.pager is not None
+            self.pager.forget(place)
         else:
             message.set_segment(place >> PLACE_BITS)
         return message
+
+    def _look_at(self, place: i64) -> i64:
+        """Have the record at a place in the window; where in it."""
+        at = place - self._window_place
+        left: i64 = len(self._window) - at
+        if at < 0 or left < 5 or left < 5 + i64(read_i32_be(self._window, at + 1)):
+            assert self.pager is not None
+            self._window = self.pager.read(place)
+            self._window_place = place
+            return 0
+        return at
 
     def spill(self, queue: Queue, entry: Entry) -> i64:
         """Keep a transient message in a spill file; its place."""
@@ -139,9 +153,8 @@ class Shard:
         return pager.spill(record) | SPILLED
 
     def read_record(self, place: i64) -> bytes:
-        pager = self.pager
-        assert pager is not None
-        return pager.record(place)
+        at = self._look_at(place)
+        return self._window[at : at + 5 + i64(read_i32_be(self._window, at + 1))]
 
     def drop_record(self, place: i64) -> None:
         """A record of a stream is sealed, or not kept any more."""

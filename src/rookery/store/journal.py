@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rookery._bytes import BytesWriter
+from rookery._bytes import BytesWriter, read_i32_be
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
 from rookery.core.entries import DELAYED, LEASED
@@ -321,11 +321,14 @@ class Journal:
             end = self._flying_at
         return self.medium.read(segment, offset, min(size, end - offset))
 
-    def _flying(self, segment: int, offset: int) -> bytes | None:
-        """What stands at a place of the batch in flight, None when the place is not in it."""
+    def _flying(self, segment: int, offset: int, size: int) -> bytes | None:
+        """The record at a place of the batch in flight and what follows it, `size` bytes if it is no longer; None when
+        the place is not in it.
+        """
         if self._in_flight is None or self._in_flight[2] != segment or offset < self._flying_at:
             return None
-        return self._in_flight[3][offset - self._flying_at :]
+        data, at = self._in_flight[3], offset - self._flying_at
+        return data[at : at + max(size, 5 + int(read_i32_be(data, at + 1)))]
 
     def _answered(self, error: BaseException | None) -> None:
         """The medium's answer, in whatever thread it comes: it is dealt with in the owner's."""

@@ -6,6 +6,7 @@ those that an earlier process left are deleted at start.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -61,12 +62,12 @@ class _Spill:
 
 
 class JournalPager(Pager):
-    """Reads records at their places, a window ahead: neighbours come from the same read."""
+    """Reads records at their places, with what follows them: neighbours come from the same read."""
 
     def __init__(
         self,
         read: Callable[[int, int, int], bytes],
-        in_flight: Callable[[int, int], bytes | None],
+        in_flight: Callable[[int, int, int], bytes | None],
         spill_directory: Path | None,
     ) -> None:
         self._read = read
@@ -74,38 +75,24 @@ class JournalPager(Pager):
         self._directory = spill_directory
         self._spills: dict[int, _Spill] = {}
         self._current = 0
-        self._window = b""
-        self._window_segment = -1
-        self._window_offset = 0
         if spill_directory is not None:
             for left in spill_directory.glob("spill-*.tmp"):
                 left.unlink(missing_ok=True)
 
-    def record(self, place: int) -> bytes:
+    def read(self, place: int) -> bytes:
         spilled = bool(place & SPILLED)
         place &= ~SPILLED
         segment, offset = place >> PLACE_BITS, place & OFFSET_MASK
-        if not spilled:
-            flying = self._in_flight(segment, offset)
-            if flying is not None:
-                return flying[: 5 + int(read_i32_be(flying, 1))]
-        key = -segment - 2 if spilled else segment
-        at = offset - self._window_offset
-        if key != self._window_segment or at < 0 or at + 5 > len(self._window):
-            at = self._fill(key, offset, WINDOW_BYTES)
-        size = 5 + int(read_i32_be(self._window, at + 1))
-        if at + size > len(self._window):
-            at = self._fill(key, offset, max(size, WINDOW_BYTES))
-        return self._window[at : at + size]
-
-    def _fill(self, key: int, offset: int, size: int) -> int:
-        if key < -1:
-            self._window = self._spills[-key - 2].read(offset, size)
+        if spilled:
+            read = self._spills[segment].read
         else:
-            self._window = self._read(key, offset, size)
-        self._window_segment = key
-        self._window_offset = offset
-        return 0
+            flying = self._in_flight(segment, offset, WINDOW_BYTES)
+            if flying is not None:
+                return flying
+            read = functools.partial(self._read, segment)
+        window = read(offset, WINDOW_BYTES)
+        size = 5 + int(read_i32_be(window, 1))
+        return window if size <= len(window) else read(offset, size)
 
     def spill(self, record: bytes) -> int:
         assert self._directory is not None, "there is nowhere to spill to"

@@ -78,8 +78,7 @@ def seal(payload: bytes, epoch: i64, seq: i64, synced: i64) -> bytes:
     write_i32_be(head, i32(len(payload)))
     write_i32_be(head, i32(check - (1 << 32) if check >= 1 << 31 else check))
     head.write(stamp)
-    head.write(payload)
-    return head.getvalue()
+    return head.getvalue() + payload
 
 
 @final
@@ -435,6 +434,10 @@ class Reader:
         """The JSON of a DEFINE, MARK or STATE."""
         return decode_json(self._data[self.start + 5 : self.stop])
 
+    def message(self, routes: dict[bytes, Route]) -> Message:
+        """The message of a PUT; see `read_message`."""
+        return read_message(self._data, routes, self.start)
+
     def raw(self) -> bytes:
         """The record as it stands."""
         return self._data[self.start : self.stop]
@@ -522,36 +525,36 @@ def join_record(envelope: bytes, body: bytes, partition: i64, offset: i64, stamp
     return w.getvalue()
 
 
-def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
-    """The message of a PUT or a RECORD; routes that many messages share are found in `routes`."""
-    head: i64 = _PUT_HEAD if i64(record[0]) == PUT else _RECORD_HEAD
-    flags: i32 = i32(record[head + 8])
-    options: i64 = i64(record[head + 9])
+def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0) -> Message:
+    """The message of the PUT or RECORD at `pos`; routes that many messages share are found in `routes`."""
+    head: i64 = pos + (_PUT_HEAD if i64(data[pos]) == PUT else _RECORD_HEAD)
+    flags: i32 = i32(data[head + 8])
+    options: i64 = i64(data[head + 9])
     at: i64 = head + 10
     priority: i64 = 0
     expires_ms: i64 = 0
     if options & _PRIORITY:
-        priority = read_i64_be(record, at)
+        priority = read_i64_be(data, at)
         at += 8
     if options & _EXPIRES:
-        expires_ms = read_i64_be(record, at)
+        expires_ms = read_i64_be(data, at)
         at += 8
     origin: i64 = 0
     history = b""
     if options & _HISTORY:
-        origin = read_i64_be(record, at)
-        size = i64(read_i32_be(record, at + 8))
-        history = record[at + 12 : at + 12 + size]
+        origin = read_i64_be(data, at)
+        size = i64(read_i32_be(data, at + 8))
+        history = data[at + 12 : at + 12 + size]
         at += 12 + size
     start = at
-    exchange_end = at + 2 + (i64(read_i16_be(record, at)) & 0xFFFF)
-    at = exchange_end + 2 + (i64(read_i16_be(record, exchange_end)) & 0xFFFF)
-    wire = record[start:at]
+    exchange_end = at + 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+    at = exchange_end + 2 + (i64(read_i16_be(data, exchange_end)) & 0xFFFF)
+    wire = data[start:at]
     route = routes.get(wire) if not origin else None
     if route is None:
         route = Route(
-            record[start + 2 : exchange_end].decode("utf-8", "surrogateescape"),
-            record[exchange_end + 2 : at].decode("utf-8", "surrogateescape"),
+            data[start + 2 : exchange_end].decode("utf-8", "surrogateescape"),
+            data[exchange_end + 2 : at].decode("utf-8", "surrogateescape"),
         )
         route.record = wire
         if origin:
@@ -559,11 +562,11 @@ def read_message(record: bytes, routes: dict[bytes, Route]) -> Message:
             route.deaths = decode_history(history)
         elif len(routes) < 10_000:
             routes[wire] = route
-    size = i64(read_i32_be(record, at))
-    props = record[at + 4 : at + 4 + size]
+    size = i64(read_i32_be(data, at))
+    props = data[at + 4 : at + 4 + size]
     at += 4 + size
-    size = i64(read_i32_be(record, at))
-    body = record[at + 4 : at + 4 + size]
+    size = i64(read_i32_be(data, at))
+    body = data[at + 4 : at + 4 + size]
     if options & _COMPRESSED:
         body = unpack(body, options & _ZSTD != 0)
-    return Message(route, props, body, read_i64_be(record, head), priority, expires_ms, flags)
+    return Message(route, props, body, read_i64_be(data, head), priority, expires_ms, flags)

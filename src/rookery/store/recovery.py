@@ -397,6 +397,6 @@ class Recovery:
                 queue.lines.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
                 continue
             if message is None:
-                message = records.read_message(reader.raw(), self._routes)
+                message = reader.message(self._routes)
                 message.set_segment(segment)
             queue.restore(message, reader.seq, reader.enqueued_ms, due, attempts, again)
