@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,6 +182,12 @@ def test_inspect_finds_the_workers(client: Celery, solo: Worker, prefork: Worker
     nodes = [solo.node, prefork.node]
     answers = client.control.inspect(destination=nodes, timeout=PATIENCE_SEC, limit=2).ping()
     assert answers == {node: {"ok": "pong"} for node in nodes}
+
+
+def test_inspect_at_the_command_line(broker: str, prefork: Worker) -> None:
+    command = [sys.executable, "-m", "celery", "-b", broker, "inspect", "ping", "-d", prefork.node, "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC, check=True)
+    assert json.loads(said.stdout) == {prefork.node: {"ok": "pong"}}
 
 
 def ask(client: Celery, worker: Worker) -> Any:
