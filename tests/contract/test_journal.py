@@ -703,3 +703,40 @@ def test_records_of_a_batch_are_definitions_then_keys(site: Site) -> None:
     assert count_records(site.segment(1), MARK) == 1
     assert site.segment(1).index(b'"op":"exchange"') < site.segment(1).index(b'"queue:q"')
     assert count_records(site.segment(1), DEFINE) == 1
+
+
+def test_numbers_of_a_process_that_wrote_nothing_are_not_used_again(site: Site) -> None:
+    """Its messages may have been seen: they were delivered before they were durable."""
+    world = site.start()
+    world.queue()
+    world.write()
+    seen = set()
+    for _ in range(3):
+        world = site.restart(world)
+        message = world.publish(b"delivered, never written")
+        assert message.id not in seen
+        seen.add(int(message.id))
+
+
+def test_keys_of_a_transient_queue_are_not_those_of_a_durable_one_of_its_name(site: Site) -> None:
+    world = site.start()
+    world.queue(settings={"durable": False})
+    assert world.publish_once("key", b"1")
+    world.write()
+    world = site.restart(world)
+    world.queue()
+    world = killed(site, world)
+    assert world.publish_once("key", b"2")
+
+
+def test_an_exchange_with_transient_bindings_only_is_kept(site: Site) -> None:
+    """It goes with its last binding, and that was not the durable one."""
+    world = site.start()
+    tenant = world.tenant()
+    tenant.declare_exchange("x", "fanout", auto_delete=True)
+    for name, durable in (("durable", True), ("transient", False)):
+        tenant.bind("x", world.queue(name, {"durable": durable}), "")
+    tenant.delete_queue("durable")
+    assert "x" in tenant.exchanges
+    world = killed(site, world)
+    assert "x" in world.tenant().exchanges

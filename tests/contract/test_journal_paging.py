@@ -379,3 +379,37 @@ def test_spill_files_that_nobody_needs_are_deleted(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= 1
     pager.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_paged_dead_letters_are_counted_by_origin_until_they_are_purged(site: Site) -> None:
+    world = start(site)
+    world.queue("from", {"dead_letter_queue": "q"})
+    for _ in range(10):
+        fill(world, 20, "from")
+        for lease in world.claim(20, "from"):
+            lease.queue.reject(lease, "")
+        world.write()
+    queue = world.queue()
+    assert queue.paged_out
+    assert queue.origins == {"from": 200}
+    assert len(world.ack(50)) == 50
+    assert queue.origins == {"from": 150}
+    assert queue.purge() == 150
+    assert queue.origins == {}
+
+
+def test_what_came_back_waits_behind_what_is_paged_before_it(site: Site) -> None:
+    """Entries that left out of turn are still in the line: that must not hide that the next one is paged."""
+    world = start(site)
+    fill(world, 400)
+    queue = world.queue()
+    # the line in memory begins with entries that are gone, and the next ones are paged out
+    in_memory = queue.ready_in_memory()
+    assert len(in_memory) < 400
+    for entry in in_memory:
+        queue.remove(entry)
+        queue.purged += 1
+    late = world.publish(b"late", expires_ms=world.wall_ms + HOUR_MS)
+    world.write()
+    assert late.body not in world.ack(1)
+    assert drain(world)[-1] == b"late"

@@ -207,7 +207,7 @@ class Level:
     def must_load(self) -> bool:
         """Whether the next entry of the line is among the paged ones."""
         paged = self.paged
-        if paged is None or self.head < len(self.line) or self.refill():
+        if paged is None or self._has_line():
             return False
         if not paged.count:
             # nothing is paged any more: what came since is the line again
@@ -217,7 +217,25 @@ class Level:
             self.fresh_head = 0
             self.paged = None
             return False
-        return not len(self.returned) or self.returned.first_key() > paged.first_seq()
+        # one that left meanwhile says nothing about who is next
+        returned = self.returned
+        while len(returned) and cast(Entry, returned.first()).state != READY:
+            returned.pop()
+            self.gone -= 1
+        return not len(returned) or returned.first_key() > paged.first_seq()
+
+    def _has_line(self) -> bool:
+        """Whether there is anything READY before what is paged out; what is gone there is let go."""
+        while True:
+            while self.head < len(self.line):
+                entry = self.line[self.head]
+                if entry is not None and entry.state == READY:
+                    return True
+                if entry is not None:
+                    self.gone -= 1
+                self.head += 1
+            if not self.refill():
+                return False
 
     def split_at(self, entry: Entry) -> bool:
         """Start to page from this entry on: it and all after it become `fresh`. False when it is not in the line."""

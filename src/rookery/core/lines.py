@@ -13,7 +13,7 @@ from mypy_extensions import i32, i64
 from rookery.core.consumers import KEY_HASH
 from rookery.core.entries import GONE, READY, Entry, Level
 from rookery.core.paging import Paged
-from rookery.model import PERSISTENT
+from rookery.model import DEAD, PERSISTENT, Message
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 # How much of what is paged out is read back at once
 LOAD_BYTES: Final[i64] = 256 * 1024
 LOAD_ENTRIES: Final[i64] = 512
+
+
+def count_origin(origins: dict[str, int], message: Message, step: int) -> None:
+    """Keep the number of dead letters by the queue they died in."""
+    origin = message.route.deaths[0].queue
+    left = origins.get(origin, 0) + step
+    if left:
+        origins[origin] = left
+    else:
+        del origins[origin]
 
 
 @final
@@ -32,11 +42,14 @@ class Lines:
         self.plain = Level(0)
         self._levels: dict[int, Level] = {0: self.plain}
         self.order: list[Level] = [self.plain]
+        # dead letters among what is paged out, by the queue they died in
+        self._origins: dict[str, int] = {}
 
     def clear(self) -> None:
         self.plain = Level(0)
         self._levels = {0: self.plain}
         self.order = [self.plain]
+        self._origins.clear()
 
     def add(self, entry: Entry) -> bool:
         """Put a READY entry at its place; False when `find` will not see it there."""
@@ -126,6 +139,8 @@ class Lines:
         message.refs -= 1
         if message.refs == 0:
             queue.tenant.unhold(message)
+        if message.flags & DEAD:
+            count_origin(self._origins, message, 1)
         queue.paged_out += 1
 
     def stays_paged(self, seq: i64) -> bool:
@@ -170,6 +185,8 @@ class Lines:
             entry.redelivered = meta & 1 != 0
             queue.tenant.hold(message)
             message.refs = 1
+            if message.flags & DEAD:
+                count_origin(self._origins, message, -1)
             line.append(entry)
             loaded += len(message.body) + 200
             paged.drop_first()
@@ -205,6 +222,11 @@ class Lines:
             queue.shard.forget(queue, page.seqs[page.head], place, noted)
             paged.drop_first()
             n += 1
+        for origin, count in self._origins.items():
+            queue.origins[origin] -= count
+            if not queue.origins[origin]:
+                del queue.origins[origin]
+        self._origins.clear()
         return n
 
     def find(self, seq: i64) -> Entry | None:

@@ -24,7 +24,7 @@ from mypy_extensions import i32, i64
 
 from rookery.core.consumers import KEY_HASH, Roster, Subscription
 from rookery.core.entries import DELAYED, GONE, LEASED, READY, Entry, Lease, by_seq
-from rookery.core.lines import Lines
+from rookery.core.lines import Lines, count_origin
 from rookery.core.meters import Histogram
 from rookery.core.parking import Parking
 from rookery.core.timing import Timing
@@ -220,7 +220,7 @@ class Queue:
         message.refs += 1
         self.bytes += len(message.body)
         if message.flags & DEAD:
-            self._count_origin(message, 1)
+            count_origin(self.origins, message, 1)
         if message.expires_ms or self.ttl_ms:
             if due_ms > now:
                 entry.enqueued_ms = due_ms
@@ -249,15 +249,6 @@ class Queue:
         """Take a published message in whatever the limits say: they were checked for the whole transaction."""
         self.published += 1
         self._enter(message, due_ms)
-
-    def _count_origin(self, message: Message, step: int) -> None:
-        """Keep the number of dead letters here by the queue they died in."""
-        origin = message.route.deaths[0].queue
-        left = self.origins.get(origin, 0) + step
-        if left:
-            self.origins[origin] = left
-        else:
-            del self.origins[origin]
 
     def line_up(self, entry: Entry) -> None:
         """Make an entry READY at its place."""
@@ -590,7 +581,7 @@ class Queue:
         if message.refs == 0:
             self.tenant.unhold(message)
         if message.flags & DEAD:
-            self._count_origin(message, -1)
+            count_origin(self.origins, message, -1)
         if self.grouped or self.parking.holds_groups():
             self.parking.left(entry)
         self.timing.tidy_waits()
@@ -662,7 +653,7 @@ class Queue:
         self.bytes += len(message.body)
         self.restored += 1
         if message.flags & DEAD:
-            self._count_origin(message, 1)
+            count_origin(self.origins, message, 1)
         if message.expires_ms or self.ttl_ms:
             self.timing.index_expiry(entry)
         late = due_ms > self.shard.wall_ms

@@ -48,6 +48,7 @@ class Shard:
     def __init__(self, secret: bytes, epoch: i64) -> None:
         self.epoch: i64 = epoch
         self.log = Log()
+        self.recovering = False
         self.wall_ms: i64 = 0
         self.mono_ms: i64 = 0
         self.tenants: dict[str, Tenant] = {}

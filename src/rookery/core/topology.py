@@ -553,7 +553,13 @@ class Tenant:
                     self._drop_if_unbound(exchange)
 
     def _drop_if_unbound(self, exchange: Exchange) -> None:
-        if exchange.auto_delete and not exchange.matcher.count and exchange.name in self.exchanges:
+        # a journal knows of no transient bindings, but of each exchange that went
+        if (
+            exchange.auto_delete
+            and not self.shard.recovering
+            and not exchange.matcher.count
+            and exchange.name in self.exchanges
+        ):
             self.delete_exchange(exchange.name)
 
     # Routing

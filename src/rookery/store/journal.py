@@ -51,6 +51,9 @@ SPACE_MS: Final = 250
 FREE_BYTES_MIN: Final = 64 << 20
 """Publishes are refused when less room than this is left on the medium."""
 
+IDS_PER_OWNER: Final = 1 << 20
+"""More message numbers than an owner gives out before it has written one batch for good."""
+
 SYNCS: Final = ("always", "interval", "os")
 
 
@@ -143,18 +146,22 @@ class Journal:
         recovery = Recovery(shard, self.medium.read, self.medium.name, self._replay)
         self._recovery = recovery
         found = self.medium.segments()
+        shard.recovering = True
         recovery.scan(found)
+        shard.recovering = False
         if recovery.epoch >= epoch:
             name = self.medium.name(int(recovery.last_segment))
             raise StoreDamaged(
                 f"{name} has batches of epoch {recovery.epoch}, later than epoch {epoch}, which should be new",
                 file=name,
             )
-        self._forget_keys()
+        gone = self._forget_keys()
         recovery.rebuild()
         self._seq = int(recovery.seq)
         shard.epoch = epoch
-        shard.last_id = max(shard.last_id, recovery.ids_ceiling)
+        # an earlier owner may have given out numbers before it wrote anything, or lost what it wrote
+        owners = epoch - int(recovery.epoch)
+        shard.last_id = max(int(shard.last_id), int(recovery.ids_ceiling)) + owners * IDS_PER_OWNER
         # what says that a segment is not needed may not be synced yet: resuming does that
         self.medium.resume(int(recovery.last_segment), int(recovery.last_offset), self._seq)
         self._synced = self._seq
@@ -174,6 +181,8 @@ class Journal:
             self.log.compress_min = self._compress_min
             self.log.coding = records.ZSTD if self._compression == "zstd" else records.ZLIB
             self.log.pack = packer(self._compression)
+        for tenant, scope in gone:
+            self.log.change("forget", tenant, {"scope": scope, "upto": int(shard.last_id)})
         for queue in shard.numbered.values():
             queue.journaled = True
         # retention, and commits that were not finished
@@ -199,9 +208,13 @@ class Journal:
             if place is not None and until > now:
                 place.dedup.remember(scope, key, number, now, until - now)
 
-    def _forget_keys(self) -> None:
-        """Drop the dedup keys of queues, exchanges and tenants that are gone; others of the same name start afresh."""
+    def _forget_keys(self) -> list[tuple[str, str]]:
+        """Drop the dedup keys of queues, exchanges and tenants that are gone; others of the same name start afresh.
+
+        Returns what went without a word, because it was transient: the journal must be told.
+        """
         now = int(self.shard.wall_ms)
+        gone: dict[tuple[str, str], None] = {}
         for tenant in self.shard.tenants.values():
             marks = tenant.dedup.marks()
             tenant.dedup = Dedup()
@@ -212,7 +225,10 @@ class Journal:
                 floor = max(self._forgotten.get((tenant.name, scope), 0), self._forgotten.get((tenant.name, ""), 0))
                 if exists and number > floor:
                     tenant.dedup.remember(scope, key, number, now, until - now)
+                elif number > floor:
+                    gone[tenant.name, scope] = None
         self._forgotten.clear()
+        return list(gone)
 
     # Writing
 
