@@ -1,11 +1,12 @@
-"""Run simulations by seed: `PYTHONPATH=src python -m tests.simulation SEED [--count N] [--steps N] [--trace]`."""
+"""Run simulations by seed: `PYTHONPATH=src python -m tests.simulation SEED [--count N] [--journal] [--trace] …`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from tests.simulation.world import STEPS, SimulationFailure, run, tightened
+from tests.simulation.keeping import KeptWorld
+from tests.simulation.world import STEPS, SimulationFailure, World, run, tightened
 
 
 def main(arguments: list[str]) -> int:
@@ -15,12 +16,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--trace", action="store_true", help="print every operation")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
+    parser.add_argument("--journal", action="store_true", help="with a journal on a faulty medium")
     options = parser.parse_args(arguments)
     failed = 0
     for seed in range(options.seed, options.seed + options.count):
         try:
             with tightened():
-                world = run(seed, options.steps)
+                world = run(seed, options.steps, KeptWorld if options.journal else World)
         except SimulationFailure as failure:
             failed += 1
             if options.trace:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mypy_extensions import i32
+
+from rookery.core.entries import Entry
+from rookery.store.records import read_message
 from tests.simulation.naive import Dying, Terms
 
 if TYPE_CHECKING:
     from rookery.core.consumers import Credit, Subscription
-    from rookery.core.entries import Entry, Lease
+    from rookery.core.entries import Lease
     from rookery.core.queue import Queue
     from rookery.model import Message
 
@@ -24,7 +28,7 @@ LEASED = "leased"
 OVERHEAD_BYTES = 200
 """What a message costs beyond its body and properties."""
 
-ENTRIES = ("published", "dead_lettered_in", "moved_in")
+ENTRIES = ("published", "dead_lettered_in", "moved_in", "restored")
 EXITS = ("acked", "expired", "dead_lettered", "dropped", "purged", "moved_out")
 METERS = (*ENTRIES, *EXITS, "delivered", "redelivered", "retried", "released", "rejected", "lapsed", "refused")
 
@@ -42,7 +46,10 @@ class Violation(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A message as one publish, burial or redrive made it; several queues may hold it. `bare` is without expiration."""
+    """A message as one publish, burial or redrive made it; several queues may hold it. `bare` is without expiration.
+
+    Where there is a journal, only what is `persistent` outlives the process.
+    """
 
     body: bytes
     public_id: int
@@ -56,6 +63,7 @@ class Copy:
     dead: bool = False
     history: list[Dying] = field(default_factory=list)
     holders: int = 0
+    persistent: bool = True
 
     @property
     def group(self) -> str:
@@ -179,7 +187,7 @@ class Sight:
 
     def __init__(self, account: Account, handed: list[Handed]) -> None:
         core = account.core
-        self.ready = core.ready_entries()
+        self.ready = ready_now(account)
         self.delayed = core.delayed_entries()
         self.leases = core.leases()
         self.handed = [h for h in handed if h.entry.seq <= core.seq]
@@ -192,6 +200,30 @@ class Sight:
         self.newcomers: dict[Facts, list[Entry]] = {}
         for _, entry in sorted(fresh.items()):
             self.newcomers.setdefault(facts_of(entry.message), []).append(entry)
+
+
+def ready_now(account: Account) -> list[Entry]:
+    """What is ready, in order; what is paged out is looked at where it stands, so that it stays there."""
+    core = account.core
+    if core.lines.plain.paged is None:
+        return core.ready_entries()
+    found = core.ready_in_memory()
+    seen = {entry.seq for entry in found}
+    fresh = range(account.last_seq + 1, core.seq + 1)
+    for seq in sorted({*account.records, *fresh} - seen):
+        place = core.lines.place_of(seq)
+        if not place:
+            continue
+        pager = core.shard.pager
+        assert pager is not None
+        entry = Entry(read_message(pager.record(place), {}), seq, 0)
+        meta = core.lines.meta_of(seq)
+        entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
+        entry.redelivered = bool(meta & 1)
+        rank = account.place_of(entry.message.priority, seq)
+        behind = (i for i, e in enumerate(found) if account.place_of(e.message.priority, e.seq) > rank)
+        found.insert(next(behind, len(found)), entry)
+    return found
 
 
 class Account:
@@ -237,6 +269,14 @@ class Account:
         self.either = 0
         self.returned = 0
         self.other_moves = 0
+
+    @property
+    def durable(self) -> bool:
+        return bool(self.said.get("durable", True))
+
+    def keeps(self, copy: Copy) -> bool:
+        """Whether a journal has to know of that copy's stay here."""
+        return self.durable and copy.persistent
 
     def place_of(self, priority: int, seq: int) -> tuple[int, int]:
         """Where in the ready order something of that priority and sequence stands."""

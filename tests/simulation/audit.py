@@ -469,7 +469,9 @@ def check_conservation(account: Account) -> None:
 def _check_whole(ledger: Ledger) -> None:
     """What concerns the tenant as a whole."""
     tenant = ledger.tenant
-    if tenant.memory_bytes != ledger.memory_bytes or ledger.shard.memory_bytes != ledger.memory_bytes:
+    if not ledger.pages and (
+        tenant.memory_bytes != ledger.memory_bytes or ledger.shard.memory_bytes != ledger.memory_bytes
+    ):
         raise Violation(
             "memory",
             f"tenant {tenant.memory_bytes}, shard {ledger.shard.memory_bytes} bytes, not {ledger.memory_bytes}",

@@ -1,4 +1,4 @@
-"""Bugs that the simulator must find: small changes to the source of the core, each of which breaks one law.
+"""Bugs that the simulator must find: small changes to the source, each of which breaks one law.
 
 A bug is applied to a copy of the package and caught by the ledger in ordinary runs; nothing in the simulator knows
 about any of them. `old` must occur exactly once in its file, so a bug whose place in the source has changed is
@@ -16,6 +16,9 @@ class Bug:
     file: str
     old: str
     new: str
+    part: str = "core"
+    kept: bool = False
+    """Whether it takes a journal to notice."""
 
 
 BUGS = (

@@ -17,11 +17,13 @@ PACKAGE = ROOT / "src" / "rookery"
 
 _SCRIPT = """
 import json, sys
-from tests.simulation.world import SimulationFailure, run, tightened
+from tests.simulation.keeping import KeptWorld
+from tests.simulation.world import STEPS, SimulationFailure, World, run, tightened
+make = KeptWorld if sys.argv[2] == "kept" else World
 for seed in json.loads(sys.argv[1]):
     try:
         with tightened():
-            run(seed)
+            run(seed, STEPS, make)
     except SimulationFailure as failure:
         print(json.dumps({"seed": seed, "at": failure.at, "law": failure.law, "what": str(failure)}))
         break
@@ -34,9 +36,9 @@ class StalePatch(AssertionError):
 
 def seeded(bug: Bug, directory: Path) -> Path:
     """A copy of the package with the bug in it; returns what to put on the path."""
-    source = (PACKAGE / "core" / bug.file).read_text()
+    source = (PACKAGE / bug.part / bug.file).read_text()
     if source.count(bug.old) != 1:
-        raise StalePatch(f"bug {bug.name!r}: its text occurs {source.count(bug.old)} times in core/{bug.file}")
+        raise StalePatch(f"bug {bug.name!r}: its text occurs {source.count(bug.old)} times in {bug.part}/{bug.file}")
     copy = directory / "rookery"
     for part in ("core", "store"):
         shutil.copytree(PACKAGE / part, copy / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -44,7 +46,7 @@ def seeded(bug: Bug, directory: Path) -> Path:
         shutil.copy2(module, copy)
     # the public names would import far more than the core
     (copy / "__init__.py").write_text("")
-    (copy / "core" / bug.file).write_text(source.replace(bug.old, bug.new))
+    (copy / bug.part / bug.file).write_text(source.replace(bug.old, bug.new))
     return directory
 
 
@@ -53,7 +55,7 @@ def hunt(bug: Bug, directory: Path, seeds: list[int]) -> dict[str, object] | Non
     path = os.pathsep.join((str(seeded(bug, directory)), str(ROOT)))
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, json.dumps(seeds)],
+        [sys.executable, "-c", _SCRIPT, json.dumps(seeds), "kept" if bug.kept else ""],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

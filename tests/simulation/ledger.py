@@ -26,7 +26,7 @@ from tests.simulation.accounts import (
     Sight,
     Violation,
 )
-from tests.simulation.naive import Dying, Marks, Terms, Topology, goes_round, history_with, terms_of
+from tests.simulation.naive import Dying, Link, Marks, Terms, Topology, goes_round, history_with, terms_of
 
 if TYPE_CHECKING:
     from rookery.core.entries import Entry, Lease
@@ -47,6 +47,7 @@ class Ledger:
         self.consumers: dict[int, Consumer] = {}
         self.pools: list[Pool] = []
         self.memory_bytes = 0
+        self.pages = False
         self.orphans: dict[int, Record] = {}
         self.tokens: set[str] = set()
         self.handed: list[Handed] = []
@@ -56,6 +57,8 @@ class Ledger:
         self.closed: list[str] = []
         self.steps = 0
         self.flushed = False
+        self.altered = False
+        self.settled_some = False
 
     # A step
 
@@ -67,6 +70,8 @@ class Ledger:
         self.delivered = []
         self.closed = []
         self.flushed = False
+        self.altered = False
+        self.settled_some = False
 
     def close(self) -> None:
         """End the step: everything that moved in the core must be explained, and the books must agree with it."""
@@ -98,6 +103,7 @@ class Ledger:
             terms = self.terms_of(name, face, said)
             account = Account(name, core, terms, face, said, self.shard.mono_ms)
             account.newborn = True
+            self.altered |= account.durable
             self.accounts[name] = account
         else:
             account.used_ms = self.shard.mono_ms
@@ -106,6 +112,7 @@ class Ledger:
 
     def reconfigured(self) -> None:
         """A policy came or went."""
+        self.altered = True
         for account in self.accounts.values():
             account.terms = self.terms_of(account.name, account.face, account.said)
             account.used_ms = self.shard.mono_ms
@@ -115,6 +122,7 @@ class Ledger:
     def deleted(self, account: Account, reason: str) -> None:
         """The queue is gone with everything in it. A lease that the core does not track stays with its holder."""
         account.closing = True
+        self.altered |= account.durable
         core = account.core
         if not core.deleted or self.tenant.queues.get(account.name) is core:
             raise Violation("delete", f"queue {account.name} should be gone ({reason})")
@@ -143,6 +151,12 @@ class Ledger:
         for scope in {scope for scope, _ in self.marks.marks if scope.startswith("exchange:")}:
             if scope.removeprefix("exchange:") not in self.topology.hubs:
                 self.marks.forget_scope(scope)
+
+    def lasts(self, source: str, link: Link) -> bool:
+        """Whether a binding outlives the process: when both its ends do."""
+        hubs = self.topology.hubs
+        there = self.accounts[link.target].durable if link.to_queue else hubs[link.target].durable
+        return hubs[source].durable and there
 
     # Consumers
 
@@ -261,6 +275,7 @@ class Ledger:
             record.since_ms = record.due_ms = due_ms
             record.state = DELAYED
         account.records[entry.seq] = record
+        self.altered |= account.keeps(copy)
         account.tally[kind] += 1
         account.entered += 1
         if kind != "dead_lettered_in":
@@ -383,6 +398,7 @@ class Ledger:
     def settled(self, record: Record, outcome: str, delay_ms: int) -> None:
         """The holder of a live lease settled it."""
         tally = record.account.tally
+        self.settled_some |= record.account.keeps(record.copy)
         self._let_go(record)
         if outcome == "ack":
             self.leave(record, "acked")

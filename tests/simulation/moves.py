@@ -106,9 +106,8 @@ def furnish(world: World) -> None:
 
 def drain(world: World) -> None:
     """Everybody leaves, everything is settled or expires, every message is taken: nothing may be left over."""
+    world.calm()
     world.flush()
-    if world.refusing:
-        traffic.fault(world)
     for account in world.accounts():
         for consumer in list(account.consumers):
             world.leave(consumer, "the run ends")

@@ -129,6 +129,7 @@ class Hub:
     alternate: str = ""
     auto_delete: bool = False
     links: list[Link] = field(default_factory=list)
+    durable: bool = True
 
     def matches(self, link: Link, key: str, headers: dict[str, object]) -> bool:
         if self.kind == "direct":
@@ -265,6 +266,7 @@ class Marks:
         self.keys_max = keys_max
         self.marks: dict[tuple[str, str], tuple[int, int]] = {}
         self.doubtful: set[tuple[str, str]] = set()
+        self.evicted: set[tuple[tuple[str, str], int]] = set()
 
     def see_time(self, wall_ms: int) -> None:
         for place, (_, until_ms) in self.marks.items():
@@ -279,17 +281,23 @@ class Marks:
         return mark[0], place not in self.doubtful
 
     def remember(self, place: tuple[str, str], number: int, until_ms: int) -> None:
-        self.forget(place)
+        if place in self.marks:
+            self._evict(place)
         self.marks[place] = (number, until_ms)
         # Those whose window was over may have been cleared away or may still take room, so eviction is not certain.
         certain = 0
         for every, other in enumerate(reversed(list(self.marks)), 1):
             if certain >= self.keys_max:
-                self.forget(other)
+                self._evict(other)
             elif every > self.keys_max:
                 self.doubtful.add(other)
             elif other not in self.doubtful:
                 certain += 1
+
+    def _evict(self, place: tuple[str, str]) -> None:
+        """Forget a key that a journal may still have."""
+        self.evicted.add((place, self.marks[place][0]))
+        self.forget(place)
 
     def forget(self, place: tuple[str, str]) -> None:
         self.marks.pop(place, None)
@@ -298,3 +306,4 @@ class Marks:
     def forget_scope(self, scope: str) -> None:
         for place in [place for place in self.marks if place[0] == scope]:
             self.forget(place)
+        self.evicted = {(place, number) for place, number in self.evicted if place[0] != scope}

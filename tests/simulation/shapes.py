@@ -90,6 +90,8 @@ def settings(world: World, name: str) -> dict[str, object]:
         said["expires_ms"] = rng.choice((40, 300, 1_000))
     if name.startswith("a"):
         said["auto_delete"] = True
+    if plan.passing and rng.random() < 0.2:
+        said["durable"] = False
     return said
 
 
@@ -149,20 +151,22 @@ def declare_exchange(world: World) -> None:
     if hub is None:
         alternate = rng.choice((*EXCHANGES, "", "", ""))
         wanted = Hub(rng.choice(KINDS), "" if alternate == name else alternate, rng.random() < 0.15)
+        wanted.durable = not (world.plan.passing and rng.random() < 0.2)
     else:
-        wanted = Hub(hub.kind, hub.alternate, hub.auto_delete)
+        wanted = Hub(hub.kind, hub.alternate, hub.auto_delete, durable=hub.durable)
         if rng.random() < 0.3:
             wanted.auto_delete = not hub.auto_delete
             wrong = (errors.Conflict,)
     world.say(f"declare exchange {name} {wanted.kind} alternate {wanted.alternate!r} auto_delete {wanted.auto_delete}")
     result = world.call(
         lambda: world.tenant.declare_exchange(
-            name, wanted.kind, auto_delete=wanted.auto_delete, alternate=wanted.alternate
+            name, wanted.kind, wanted.durable, wanted.auto_delete, alternate=wanted.alternate
         ),
         wrong,
     )
     if result is not None and hub is None:
         world.ledger.topology.hubs[name] = wanted
+        world.ledger.altered |= wanted.durable
     world.done()
 
 
@@ -176,6 +180,7 @@ def delete_exchange(world: World) -> None:
     wrong = (errors.InUse,) if if_unused and topology.hubs[name].links else ()
     world.call(lambda: world.tenant.delete_exchange(name, if_unused), wrong)
     if not wrong:
+        world.ledger.altered |= topology.hubs[name].durable
         topology.delete(name)
         world.ledger.reshaped()
     world.done()
@@ -207,6 +212,7 @@ def bind(world: World) -> None:
     world.say(f"bind {source} -{link.key}-> {link.target} {link.arguments or ''}")
     target = world.tenant.queues[link.target] if link.to_queue else world.tenant.exchanges[link.target]
     new = world.call(lambda: world.tenant.bind(source, target, link.key, link.arguments))
+    world.ledger.altered |= bool(new) and world.ledger.lasts(source, link)
     if new != topology.bind(source, link):
         raise Violation("topology", f"binding {source} -{link.key}-> {link.target} is said to be new: {new}")
     world.done()
@@ -224,6 +230,7 @@ def unbind(world: World) -> None:
     world.say(f"unbind {source} -{link.key}-> {link.target} {link.arguments or ''}")
     target = world.tenant.queues[link.target] if link.to_queue else world.tenant.exchanges[link.target]
     there = world.call(lambda: world.tenant.unbind(source, target, link.key, link.arguments))
+    world.ledger.altered |= bool(there) and world.ledger.lasts(source, link)
     if there != topology.unbind(source, link):
         raise Violation("topology", f"binding {source} -{link.key}-> {link.target} is said to have been there: {there}")
     world.ledger.reshaped()

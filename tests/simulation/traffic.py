@@ -56,6 +56,7 @@ class Draft:
             ttl_ms = rng.choice((1, 10, 60, 200, 200, 1_000, 6_000))
             self.expires_ms = now + ttl_ms
             expiration = str(ttl_ms)
+        self.persistent = not (plan.passing and rng.random() < 0.2)
         headers = self.headers or None
         self.props = properties.encode(properties.Properties(headers=headers, expiration=expiration))
         self.bare = properties.encode(properties.Properties(headers=headers))
@@ -71,6 +72,7 @@ class Draft:
             self.headers,
             self.priority,
             self.expires_ms,
+            persistent=self.persistent,
         )
 
     def place(self, dedup_key: str) -> tuple[str, str]:
@@ -86,7 +88,7 @@ class Draft:
             return errors.MessageTooLarge
         if world.ledger.memory_bytes + size > int(str(limits.get("memory_bytes_max", 1 << 40))):
             return errors.MemoryLimitExceeded
-        return errors.StoreFull if world.refusing else None
+        return world.refusal if self.persistent else None
 
     def __str__(self) -> str:
         words = [f"{self.body.rstrip(b'.').decode()}({len(self.body)}B) to {self.exchange!r}/{self.key}"]
@@ -96,6 +98,8 @@ class Draft:
             words.append(f"due {self.due_ms % 100_000_000}")
         if self.expires_ms:
             words.append(f"expires {self.expires_ms % 100_000_000}")
+        if not self.persistent:
+            words.append("transient")
         return " ".join([*words, *(f"{name}={value}" for name, value in self.headers.items())])
 
 
@@ -113,6 +117,7 @@ def publish(world: World) -> None:
             draft.priority,
             draft.expires_ms,
             draft.due_ms,
+            draft.persistent,
         ),
         (wrong,) if wrong else (),
     )
@@ -154,6 +159,7 @@ def publish_once(world: World) -> None:
             draft.priority,
             draft.expires_ms,
             draft.due_ms,
+            draft.persistent,
         ),
         wrong,
     )

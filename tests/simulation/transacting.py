@@ -32,6 +32,7 @@ class Sending:
             draft.priority,
             draft.expires_ms,
             draft.due_ms,
+            draft.persistent,
             dedup_key=self.dedup_key,
             mandatory=self.mandatory,
         )
@@ -108,8 +109,8 @@ def _error(world: World, operations: list[Operation]) -> Wrong:
     memory = sum(len(s.draft.body) + len(s.draft.props) + 200 for s in fresh)
     if memory and world.ledger.memory_bytes + memory > int(str(world.plan.limits.get("memory_bytes_max", 1 << 40))):
         return (errors.MemoryLimitExceeded,)
-    if memory and world.refusing:
-        return (errors.StoreFull,)
+    if memory and world.refusal is not None:
+        return (world.refusal,)
     return (errors.QueueFull,) if _overfills(world, fresh) else ()
 
 
@@ -149,6 +150,7 @@ def _book(world: World, operations: list[Operation], numbers: list[int]) -> None
     for operation in operations:
         if isinstance(operation, Settling):
             ledger.settled(operation.hand.record, operation.outcome, operation.delay_ms)
+            ledger.altered |= ledger.settled_some
             continue
         draft = operation.draft
         number = left.pop(0)

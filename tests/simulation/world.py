@@ -13,14 +13,17 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from rookery import _compiled, errors
 from rookery.clock import ManualClock
-from rookery.core import index
+from rookery.core import entries, index, lines, paging
 from rookery.core.consumers import Mailbox, Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.shard import Shard
+from rookery.core.topology import Tenant
+from rookery.store import journal, recovery
 from tests.simulation import known
 from tests.simulation.accounts import Account, Consumer, Handed, Record, Violation
 from tests.simulation.ledger import Ledger
@@ -32,15 +35,26 @@ STEPS = 300
 SHOWN = 25
 """How many of the last operations a failing run shows."""
 
+TIGHT: tuple[tuple[ModuleType, str, int], ...] = (
+    (index, "SLACK", 8),
+    (entries, "PACK_ENTRIES", 4),
+    (paging, "PAGE_ENTRIES", 4),
+    (lines, "LOAD_ENTRIES", 3),
+    (recovery, "CHUNK", 8),
+    (recovery, "READ_BYTES", 200),
+    (journal, "SLICE_BYTES", 300),
+)
+
 T = TypeVar("T")
 
 
 class SimulationFailure(AssertionError):
     """A law was broken, or the core raised what it must not raise."""
 
-    def __init__(self, seed: int, steps: int, at: int, law: str, what: str, trace: list[str]) -> None:
+    def __init__(self, world: World, steps: int, law: str, what: str) -> None:
+        seed, at, trace = world.seed, len(world.trace), world.trace
         shown = "\n".join(f"  {line}" for line in trace[-SHOWN:])
-        again = f"PYTHONPATH=src python -m tests.simulation {seed} --steps {steps}"
+        again = f"PYTHONPATH=src python -m tests.simulation {seed} --steps {steps}{world.flags}"
         super().__init__(f"seed {seed}, operation {at}: {what}\nlast operations:\n{shown}\nagain: {again}")
         self.seed = seed
         self.at = at
@@ -92,6 +106,7 @@ class Plan:
             self.limits["transaction_operations_max"] = rng.randint(1, 4)
             self.limits["transactions_max"] = rng.randint(1, 3)
         self.queues_max = rng.randint(5, 8) if often(0.15) else 0
+        self.passing = False
         if known.KNOWN_PARKED_GROUPS and self.groups:
             self.priorities = self.ttl = self.bounded = self.policies = self.operator = False
         self.heat = {name: rng.choice((0.3, 1.0, 1.0, 2.0)) for name in ("publish", "settle", "take", "time", "shape")}
@@ -133,17 +148,16 @@ class Hand:
 class World:
     """A shard, its clock, its ledger, and the hands that hold its leases."""
 
+    flags = ""
+    """How to say on the command line that a run is in this kind of world."""
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.plan = Plan(self.rng)
         self.clock = ManualClock()
-        self.shard = Shard(b"simulation", 7)
-        self.shard.turn(self.clock.wall_ms(), self.clock.mono_ms())
-        limits = dict(self.plan.limits)
-        if self.plan.queues_max:
-            limits["queues_max"] = self.plan.queues_max
-        self.tenant = self.shard.create_tenant("acme", limits)
+        self.shard = self.begin()
+        self.tenant = self.make_tenant()
         self.ledger = Ledger(self.shard, self.tenant, self.tenant.limits.dedup_keys_max)
         self.trace: list[str] = []
         self.digest = hashlib.blake2b(digest_size=16)
@@ -155,6 +169,18 @@ class World:
         self.past: list[Hand] = []
         self.open_transactions: dict[str, tuple[list[Operation], int]] = {}
         self.past_transactions: dict[str, type[errors.RookeryError]] = {}
+
+    def begin(self) -> Shard:
+        """The shard that the run begins with."""
+        shard = Shard(b"simulation", 7)
+        shard.turn(self.clock.wall_ms(), self.clock.mono_ms())
+        return shard
+
+    def make_tenant(self) -> Tenant:
+        limits = dict(self.plan.limits)
+        if self.plan.queues_max:
+            limits["queues_max"] = self.plan.queues_max
+        return self.shard.create_tenant("acme", limits)
 
     # One operation
 
@@ -188,6 +214,11 @@ class World:
                 self.mail.setdefault(id(holder.subscription), []).append(hand)
             else:
                 self.hands.append(hand)
+
+    @property
+    def refusal(self) -> type[errors.RookeryError] | None:
+        """Why persistent messages are refused now."""
+        return errors.StoreFull if self.refusing else None
 
     # What is there
 
@@ -239,6 +270,10 @@ class World:
         for consumer in served:
             if not consumer.ended:
                 self.leave(consumer, "has what it waited for")
+        self.turned()
+
+    def turned(self) -> None:
+        """A turn ended; there is a journal to write in some worlds."""
 
     def _take(self, consumer: Consumer, expected: list[Hand]) -> None:
         mailbox = consumer.subscription
@@ -285,37 +320,59 @@ class World:
     def run(self, steps: int) -> None:
         from tests.simulation import moves
 
-        operations = moves.chosen(self.plan)
-        names = [name for name, _ in operations]
+        operations = self.operations()
         weights = [weight for _, weight in operations]
         moves.furnish(self)
-        for name in self.rng.choices(names, weights, k=steps):
-            moves.MOVES[name](self)
+        for move, _ in self.rng.choices(operations, weights, k=steps):
+            move(self)
         moves.drain(self)
 
+    def operations(self) -> list[tuple[Callable[[World], None], float]]:
+        """What may happen, and how often."""
+        from tests.simulation import moves
 
-def run(seed: int, steps: int = STEPS) -> World:
+        return [(moves.MOVES[name], weight) for name, weight in moves.chosen(self.plan)]
+
+    def calm(self) -> None:
+        """The run ends: no more trouble."""
+        from tests.simulation import traffic
+
+        if self.refusing:
+            traffic.fault(self)
+
+    def end(self) -> None:
+        """Give back what the world has of the system."""
+
+
+def run(seed: int, steps: int = STEPS, make: Callable[[int], World] = World) -> World:
     """Run one seed; raises SimulationFailure when a law is broken."""
-    world = World(seed)
+    world = make(seed)
     try:
         world.run(steps)
     except Violation as violation:
         what = str(violation)
-        raise SimulationFailure(seed, steps, len(world.trace), violation.law, what, world.trace) from violation
+        raise SimulationFailure(world, steps, violation.law, what) from violation
     except Exception as error:
         what = f"crash: {type(error).__name__}: {error}"
-        raise SimulationFailure(seed, steps, len(world.trace), "crash", what, world.trace) from error
+        raise SimulationFailure(world, steps, "crash", what) from error
+    finally:
+        world.end()
     return world
 
 
 @contextmanager
 def tightened() -> Iterator[None]:
-    """Let the core's indexes clear away stale items early, so that small runs see it too (uncompiled only)."""
-    slack = index.SLACK
-    if not _compiled.compiled:
-        index.SLACK = 8  # type: ignore[misc]
+    """Let small runs see what is meant for large ones: how much is kept, read or worked through at once.
+
+    Of the hot modules only when they are not compiled.
+    """
+    before = [(module, name, getattr(module, name)) for module, name, _ in TIGHT]
+    for module, name, value in TIGHT:
+        if not _compiled.compiled or module is journal:
+            setattr(module, name, value)
     try:
         yield
     finally:
-        if not _compiled.compiled:
-            index.SLACK = slack  # type: ignore[misc]
+        for module, name, value in before:
+            if not _compiled.compiled or module is journal:
+                setattr(module, name, value)
