@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     site.stop()
 
 
-def fill(world: World, count: int, **options: object) -> None:
+def fill(world: World, count: int, **options: Any) -> None:
     world.queue()
     for n in range(count):
         world.publish(b"%d" % n, **options)
