@@ -94,9 +94,10 @@ class Server:
             self.access.set_fixed_key(settings.api_key)
         try:
             await self._listen(memory)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a host name that cannot be one
             await self.stop(0)
-            raise InvalidConfig(f"cannot listen: {error.strerror or error}", argument="APP_HOST") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidConfig(f"cannot listen: {reason}", argument="APP_HOST") from None
 
     def _open_journal(self, memory_bytes: int) -> None:
         """Begin with what the data directory holds; what does not fit into memory stays there."""

@@ -292,6 +292,14 @@ async def test_stopping_tells_peers_and_frees_the_port(start: Start) -> None:
     client.close()
 
 
+async def test_a_host_that_cannot_be_one(tmp_path: Path) -> None:
+    server = Server(
+        settings(tmp_path, host="x" * 70 + ".example", http_port="off"), log=make_log("critical", io.StringIO())
+    )
+    with pytest.raises(InvalidConfig, match="cannot listen"):
+        await server.start()
+
+
 async def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
     server = await start()
     port = server.addresses["amqp"].rpartition(":")[2]
