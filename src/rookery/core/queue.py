@@ -678,7 +678,7 @@ class Queue:
         self.bytes += len(message.body)
         self.restored += 1
         if message.flags & DEAD:
-            self._count_origin(message, 1)
+            count_origin(self.origins, message, 1)
         self._lease(entry, None, 0, True)
         self.away[seq] = entry
 
