@@ -216,7 +216,7 @@ def ready_now(account: Account) -> list[Entry]:
             continue
         pager = core.shard.pager
         assert pager is not None
-        entry = Entry(read_message(pager.record(place), {}), seq, 0)
+        entry = Entry(read_message(pager.read(place), {}), seq, 0)
         meta = core.lines.meta_of(seq)
         entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
         entry.redelivered = bool(meta & 1)
