@@ -23,6 +23,7 @@ HOT_MODULES: Final = (
     "rookery.core.lines",
     "rookery.core.timing",
     "rookery.core.stream",
+    "rookery.core.events",
     "rookery.core.queue",
     "rookery.core.consumers",
     "rookery.core.topology",

@@ -26,6 +26,10 @@ PERSISTENT: Final[i32] = 1
 DEAD: Final[i32] = 2
 """The message was dead-lettered: its route carries the history."""
 
+SAMPLE_SHIFT: Final[i32] = 2
+SAMPLED: Final[i32] = 31 << 2
+"""The bits that say whether a message's life is told of (`core.events`): the power of two of its weight, plus 1."""
+
 MESSAGE_OVERHEAD_BYTES: Final[i64] = 200
 """What memory accounting adds to body and properties."""
 

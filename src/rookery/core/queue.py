@@ -28,7 +28,7 @@ from rookery.core.lines import Lines, count_origin
 from rookery.core.meters import Histogram
 from rookery.core.parking import Parking
 from rookery.core.timing import Timing
-from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, Message
+from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, SAMPLED, Message
 
 if TYPE_CHECKING:
     from rookery.core.policy import QueueSettings
@@ -338,6 +338,9 @@ class Queue:
             entry.state = LEASED
             subscription.deliver(entry, None)
             self.acked += 1
+            if entry.message.flags & SAMPLED:
+                self.shard.events.delivered(self, entry, subscription.name)
+                self.shard.events.settled("acked", self, entry, self.shard.mono_ms, "")
             self._exit(entry)
             return
         lease = self._lease(entry, subscription, subscription.lease_ms, subscription.tracked)
@@ -345,6 +348,8 @@ class Queue:
         shared = subscription.shared
         if shared is not None:
             shared.inflight += 1
+        if entry.message.flags & SAMPLED:
+            self.shard.events.delivered(self, entry, subscription.name)
         subscription.deliver(entry, lease)
 
     def _lease(self, entry: Entry, holder: Subscription | None, lease_ms: i64, tracked: bool) -> Lease:
@@ -378,6 +383,8 @@ class Queue:
                 self.redelivered += 1
             self.delivered += 1
             self.wait_ms.record(self.shard.wall_ms - entry.enqueued_ms)
+            if entry.message.flags & SAMPLED:
+                self.shard.events.delivered(self, entry, "")
             leases.append(self._lease(entry, None, lease_ms, True))
         return leases
 
@@ -485,6 +492,8 @@ class Queue:
             return False
         entry = self.end(lease)
         self.acked += 1
+        if entry.message.flags & SAMPLED:
+            self.shard.events.settled("acked", self, entry, lease.delivered_ms, "")
         self._exit(entry)
         return True
 
@@ -492,7 +501,10 @@ class Queue:
         """Failed: again after `delay_ms` (-1: the queue's backoff), or a dead letter when attempts are used up."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
-        self.fail(self.end(lease), delay_ms, detail)
+        entry = self.end(lease)
+        if entry.message.flags & SAMPLED:
+            self.shard.events.settled("retried", self, entry, lease.delivered_ms, detail)
+        self.fail(entry, delay_ms, detail)
         return True
 
     def fail(self, entry: Entry, delay_ms: i64, detail: str) -> None:
@@ -509,6 +521,8 @@ class Queue:
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
         entry = self.end(lease)
+        if entry.message.flags & SAMPLED:
+            self.shard.events.settled("released", self, entry, lease.delivered_ms, "")
         self.released += 1
         entry.attempts -= 1
         self._return(entry, 0)
@@ -565,6 +579,8 @@ class Queue:
             self.expired += 1
         else:
             self.dropped += 1
+        if message.flags & SAMPLED:
+            self.shard.events.left(self, entry, arrived, reason, detail)
         self._exit(entry)
 
     def _exit(self, entry: Entry) -> None:

@@ -19,6 +19,7 @@ from rookery.core.consumers import Mailbox
 from rookery.core.cuts import Cuts
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
+from rookery.core.events import Events
 from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
@@ -35,7 +36,7 @@ from rookery.errors import (
     MessageTooLarge,
     TenantNotFound,
 )
-from rookery.model import NEVER, PERSISTENT, Message, MessageIds, Route, check_numbers
+from rookery.model import NEVER, PERSISTENT, SAMPLED, Message, MessageIds, Route, check_numbers
 from rookery.store import records
 
 TENANTS_MAX: Final = 10_000
@@ -71,6 +72,7 @@ class Shard:
         self.streams_due_ms: i64 = NEVER
         self.staging = Staging(self)
         self.cuts = Cuts(self)
+        self.events = Events(self)
         # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
@@ -221,6 +223,8 @@ class Shard:
         if self.wall_index.first_key() <= wall_ms or self.mono_index.first_key() <= self.mono_ms:
             self._tick()
         self.transactions.tick()
+        if self.mono_ms >= self.events.due_ms:
+            self.events.tick()
         if self.mono_ms >= self.streams_due_ms:
             due = self.staging.tick()
             self.streams_due_ms = min(due, retention.tick(self))
@@ -295,6 +299,8 @@ class Shard:
             mono = self.transactions.next_due_ms
         if self.streams_due_ms < mono:
             mono = self.streams_due_ms
+        if self.events.due_ms < mono:
+            mono = self.events.due_ms
         if mono != NEVER and mono - self.mono_ms < wait:
             wait = mono - self.mono_ms
         return max(0, wait)
@@ -315,6 +321,8 @@ class Shard:
             tenant.refused += 1
             self.log.check()
         self.last_id += 1
+        if self.events.on:
+            flags |= self.events.mark(self.last_id)
         return Message(way.route, props, body, self.last_id, priority, expires_ms, flags)
 
     def post(self, tenant: Tenant, way: Way, message: Message, due_ms: i64) -> i64:
@@ -330,6 +338,8 @@ class Shard:
         exchange.published += 1
         exchange.bytes += len(message.body)
         tenant.published += 1
+        if message.flags & SAMPLED:
+            self.events.published(tenant, message, len(queues) + len(logs))
         result: i64 = 0
         if logs:
             for stream in logs:

@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from rookery.core.entries import DELAYED, GONE, LEASED, Entry, Lease
 from rookery.core.index import Heap
-from rookery.model import NEVER
+from rookery.model import NEVER, SAMPLED
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue
@@ -174,6 +174,8 @@ class Timing:
                 lasted = now - lease.delivered_ms
                 entry = queue.end(lease)
                 queue.lapsed += 1
+                if entry.message.flags & SAMPLED:
+                    queue.shard.events.settled("lapsed", queue, entry, lease.delivered_ms, "")
                 queue.fail(entry, 0, f"ack timeout after {lasted} ms")
                 if holder is not None:
                     holder.lapsed(lease)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Lease
@@ -28,7 +28,7 @@ from rookery.errors import (
     TransactionTooLarge,
     Unroutable,
 )
-from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, Message, check_numbers
+from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, SAMPLED, Message, check_numbers
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
@@ -294,7 +294,11 @@ def publish_batch(shard: Shard, tenant: Tenant, batch: Batch) -> int:
             way = tenant.way(way.exchange, batch.key)
             queues = tenant.queues_for(way, props)
             streams = tenant.streams_met
-        message = Message(way.route, props, body, shard.new_id(), 0, expires_ms, PERSISTENT)
+        number = shard.new_id()
+        flags: i32 = PERSISTENT
+        if shard.events.on:
+            flags |= shard.events.mark(number)
+        message = Message(way.route, props, body, number, 0, expires_ms, flags)
         _post(tenant, way.exchange, queues, streams, message, 0)
     return first
 
@@ -337,8 +341,11 @@ def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
             tenant.dedup.duplicates += 1
             return first
     way = tenant.way(tenant.exchange(p.exchange), p.key)
-    flags = PERSISTENT if p.persistent else 0
-    message = Message(way.route, p.props, p.body, shard.new_id(), p.priority, p.expires_ms, flags)
+    number = shard.new_id()
+    flags: i32 = PERSISTENT if p.persistent else 0
+    if shard.events.on:
+        flags |= shard.events.mark(number)
+    message = Message(way.route, p.props, p.body, number, p.priority, p.expires_ms, flags)
     queues = tenant.queues_for(way, p.props)
     streams = tenant.streams_met
     _post(tenant, way.exchange, queues, streams, message, p.due_ms)
@@ -354,6 +361,8 @@ def _post(
     exchange.published += 1
     exchange.bytes += len(message.body)
     tenant.published += 1
+    if message.flags & SAMPLED:
+        tenant.shard.events.published(tenant, message, len(queues) + len(streams))
     if streams:
         for stream in streams:
             stream.append(message)
