@@ -173,6 +173,16 @@ class Settings:
         Bytes, At("ROOKERY_COMPRESS_MIN_BYTES", "store.compress_min_bytes", "least size of what is compressed")
     ] = 4096
 
+    events_rate: Annotated[
+        int,
+        whole(0, 1_000_000),
+        At(
+            "ROOKERY_EVENTS_RATE",
+            "events.rate",
+            "messages a second whose lives the stream rookery.events tells, more are sampled; 0 for none",
+        ),
+    ] = 1_000
+
     visibility_timeout_sec: Annotated[
         LeaseSeconds,
         At("VISIBILITY_TIMEOUT_SEC", "delivery.visibility_timeout_sec", "how long a pulled message is leased"),

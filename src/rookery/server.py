@@ -48,6 +48,11 @@ CERTIFICATES_SEC: Final = 5.0
 
 TLS_BUFFER_BYTES: Final = 32 * 1024
 
+EVENTS_AGE_MS: Final = 7 * 86_400_000
+EVENTS_BYTES: Final = 1 << 30
+EVENTS_MEMORY_BYTES: Final = 64 << 20
+"""What is kept of the stream of events, on disk and in memory."""
+
 OVERSHOOT: Final = 8
 """Beyond the memory at which publishers are held, one in so many parts of it may still be taken, and then nothing."""
 
@@ -89,6 +94,9 @@ class Server:
             shard.tenants[DEFAULT_TENANT].set_limits(limits)
         else:
             shard.create_tenant(DEFAULT_TENANT, limits)
+        if settings.events_rate:
+            kept = EVENTS_BYTES if settings.store_backend == "journal" else EVENTS_MEMORY_BYTES
+            shard.events.start(settings.events_rate, {"max_age_ms": EVENTS_AGE_MS, "max_bytes": kept})
         self.engine.end()
         if settings.api_key is not None:
             self.access.set_fixed_key(settings.api_key)

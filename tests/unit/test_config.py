@@ -276,6 +276,7 @@ BAD = {
     "ROOKERY_RATE_LIMIT": ["-1", "off"],
     "ROOKERY_SHARDS": ["0", "257"],
     "ROOKERY_SYNC": ["sometimes"],
+    "ROOKERY_EVENTS_RATE": ["-1", "off"],
     "ROOKERY_COMPRESSION": ["lz4"],
     "ROOKERY_COMPRESS_MIN_BYTES": ["0", "-1", "many"],
     "ROOKERY_INSECURE": ["maybe", "2"],
