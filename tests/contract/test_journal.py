@@ -740,3 +740,17 @@ def test_an_exchange_with_transient_bindings_only_is_kept(site: Site) -> None:
     assert "x" in tenant.exchanges
     world = killed(site, world)
     assert "x" in world.tenant().exchanges
+
+
+def test_the_oldest_keys_are_evicted_also_when_a_segment_retired(site: Site) -> None:
+    world = site.start()
+    world.tenant().set_limits({"dedup_keys_max": 2})
+    world.queue()
+    for key in ("first", "second"):
+        assert world.publish_once(key, b"x")
+        world.roll()
+    world.retire(1)
+    assert world.publish_once("third", b"x")
+    world = killed(site, world)
+    assert not world.publish_once("second", b"x")
+    assert not world.publish_once("third", b"x")

@@ -206,6 +206,8 @@ class Journal:
             place = self.shard.tenants.get(tenant)
             now = int(self.shard.wall_ms)
             if place is not None and until > now:
+                # keys that were carried forward stand out of turn: which are too many is seen when all are known
+                place.dedup.keys_max = max(place.dedup.keys_max, len(place.dedup) + 1)
                 place.dedup.remember(scope, key, number, now, until - now)
 
     def _forget_keys(self) -> list[tuple[str, str]]:
@@ -216,7 +218,8 @@ class Journal:
         now = int(self.shard.wall_ms)
         gone: dict[tuple[str, str], None] = {}
         for tenant in self.shard.tenants.values():
-            marks = tenant.dedup.marks()
+            # by the number of the message that used them first, that is by age
+            marks = sorted(tenant.dedup.marks(), key=lambda mark: mark[2])
             tenant.dedup = Dedup()
             tenant.heed_limits()
             for scope, key, number, until in marks:
