@@ -43,6 +43,7 @@ HOT_MODULES: Final = (
     "rookery.wire.amqp_publish",
     "rookery.wire.amqp",
     "rookery.wire.http_call",
+    "rookery.wire.http_routes",
     "rookery.wire.http",
 )
 

@@ -12,7 +12,8 @@ import msgspec
 
 from rookery.errors import PathNotFound
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer, Content, Error, Parameter, Route, Router
+from rookery.wire.http_errors import Error
+from rookery.wire.http_routes import Answer, Content, Parameter, Route, Router
 
 TEMPLATE: Final = "#/components/schemas/{name}"
 ASSETS: Final = {

@@ -11,25 +11,22 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, get_type_hints
+from typing import Any, Final, final, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
 
 from rookery.errors import (
-    AccessRefused,
     InvalidArgument,
     LimitExceeded,
-    MessageTooLarge,
     MethodNotAllowed,
     PathNotFound,
     RookeryError,
-    StoreError,
     Unauthenticated,
     UnsupportedMedia,
 )
 from rookery.wire.http_call import JSON, Call, HttpFault
+from rookery.wire.http_errors import Error
 
 LATER: Final = object()
 """Returned by a handler that has suspended its call, or answered it by itself."""
@@ -39,128 +36,118 @@ REQUEST_ID_MAX: Final = 128
 RETRY_AFTER_SEC: Final = 1
 DEPTH_TEXT: Final = "the JSON is nested too deeply"
 
-_encode = msgspec.json.Encoder().encode
-_NO_BODY: Final = object()
+_encode: Any = msgspec.json.Encoder().encode
+_EMPTY: Final = inspect.Parameter.empty
 
 
-class Answer(NamedTuple):
+@final
+class Answer:
     """A value with a status of its own, and headers."""
 
-    status: int
-    value: object = None
-    headers: Mapping[str, str] = {}
+    def __init__(self, status: int, value: object = None, headers: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.value = value
+        self.headers = headers
 
 
-class Content(NamedTuple):
+@final
+class Content:
     """Bytes that are no JSON."""
 
-    data: bytes
-    content_type: bytes
+    def __init__(self, data: bytes, content_type: bytes) -> None:
+        self.data = data
+        self.content_type = content_type
 
 
-class Error(msgspec.Struct, omit_defaults=True):
-    """What went wrong: `code` is for programs, `message` for people, `argument` names the part that was wrong."""
-
-    code: str
-    message: str
-    request_id: str
-    argument: str | None = None
-
-
-class Authenticator(Protocol):
-    """Says who makes a call; the principal of the call is None when no credential was shown."""
-
-    def identify(self, call: Call, go_on: Callable[[Call], None]) -> bool:
-        """False when that takes a while: then `go_on` is called later, or the call is answered."""
-
-
-@dataclass
+@final
 class Parameter:
     """One argument of a handler, and where it comes from."""
 
-    name: str
-    place: str
-    type: Any
-    default: Any = inspect.Parameter.empty
+    def __init__(self, name: str, place: str, type: Any, default: Any) -> None:
+        self.name = name
+        self.place = place
+        self.type = type
+        self.default = default
+        self.required = default is _EMPTY
+        self.plain = type is str
 
-    @property
-    def required(self) -> bool:
-        return self.default is inspect.Parameter.empty
 
-
-@dataclass
+@final
 class Route:
     """One method of one path. `open` needs no credential; `errors` words errors in a way of its own."""
 
-    method: str
-    template: str
-    handler: Callable[..., object]
-    answers: Mapping[int, Any]
-    open: bool = False
-    tag: str = ""
-    errors: Callable[[Call, RookeryError], tuple[int, object]] | None = None
-    hidden: bool = False
-    parameters: list[Parameter] = field(default_factory=list)
-    body: Parameter | None = None
-    decode: Callable[[bytes], Any] | None = None
-
-    def __post_init__(self) -> None:
-        names = path_names(self.template)
-        self._path: list[tuple[int, Parameter]] = []
+    def __init__(
+        self,
+        method: str,
+        template: str,
+        handler: Any,
+        answers: Mapping[int, Any],
+        open: bool,
+        tag: str,
+        errors: Any,
+        hidden: bool,
+    ) -> None:
+        self.method = method
+        self.template = template
+        self.handler = handler
+        self.answers = answers
+        self.open = open
+        self.tag = tag
+        self.errors = errors
+        self.hidden = hidden
+        self.parameters: list[Parameter] = []
+        self.body: Parameter | None = None
+        self.status: int = next(iter(answers))
+        self._decode: Any = None
+        self._path: list[tuple[int, str]] = []
         self._query: list[Parameter] = []
+        self._read_signature()
+
+    def _read_signature(self) -> None:
+        names = path_names(self.template)
         hints = get_type_hints(self.handler)
         for name, parameter in list(inspect.signature(self.handler).parameters.items())[1:]:
-            place = "body" if name == "body" else "path" if name in names else "query"
-            found = Parameter(name, place, hints[name], parameter.default)
-            if place == "body":
-                self.body = found
-                if found.type is not bytes:
-                    self.decode = msgspec.json.Decoder(found.type).decode
+            if name == "body":
+                self.body = Parameter(name, "body", hints[name], parameter.default)
+                if self.body.type is not bytes:
+                    self._decode = msgspec.json.Decoder(hints[name]).decode
                 continue
+            found = Parameter(name, "path" if name in names else "query", hints[name], parameter.default)
             self.parameters.append(found)
-            if place == "path":
-                self._path.append((names.index(name), found))
+            if found.place == "path":
+                self._path.append((names.index(name), name))
             else:
                 self._query.append(found)
-
-    @property
-    def status(self) -> int:
-        first: int = next(iter(self.answers))
-        return first
 
     @property
     def summary(self) -> str:
         return (inspect.getdoc(self.handler) or "").split("\n\n")[0].replace("\n", " ")
 
-    def arguments(self, call: Call) -> dict[str, Any]:
-        """What the handler is called with."""
+    def call(self, call: Call) -> object:
+        """What the handler answers, called with what it asks for."""
         found: dict[str, Any] = {}
-        for index, parameter in self._path:
-            found[parameter.name] = call.path[index]
+        for index, name in self._path:
+            found[name] = call.path[index]
         if self._query:
             query = parse_query(call.query)
             for parameter in self._query:
                 text = query.get(parameter.name)
                 if text is not None:
-                    found[parameter.name] = text if parameter.type is str else _convert(parameter, text)
+                    found[parameter.name] = text if parameter.plain else _convert(parameter, text)
                 elif parameter.required:
                     raise InvalidArgument(f"the parameter {parameter.name} is missing", argument=parameter.name)
         if self.body is not None:
-            value = self._read_body(call)
-            if value is not _NO_BODY:
-                found["body"] = value
-        return found
+            self._read_body(call, self.body, found)
+        return self.handler(call, **found)
 
-    def _read_body(self, call: Call) -> Any:
-        encoding = call.header(b"content-encoding")
-        if encoding not in ("", "identity"):
-            raise UnsupportedMedia(f"a body with content encoding {encoding!r} is not understood")
-        if self.decode is None:
-            return call.body
-        assert self.body is not None
-        if not call.body and not self.body.required:
-            return _NO_BODY
-        return decode_json(self.decode, call.body)
+    def _read_body(self, call: Call, body: Parameter, found: dict[str, Any]) -> None:
+        encoding = call.headers.get(b"content-encoding")
+        if encoding is not None and encoding != b"identity":
+            raise UnsupportedMedia(f"a body with content encoding {encoding.decode('latin-1')!r} is not understood")
+        if self._decode is None:
+            found["body"] = call.body
+        elif call.body or body.required:
+            found["body"] = decode_json(self._decode, call.body)
 
 
 def path_names(template: str) -> list[str]:
@@ -210,6 +197,7 @@ def _unquote(text: str) -> str:
         raise InvalidArgument("the URL is not UTF-8", argument="url") from None
 
 
+@final
 class _Node:
     """One step of a path."""
 
@@ -219,10 +207,15 @@ class _Node:
         self.routes: dict[str, Route] = {}
 
 
+@final
 class Router:
-    """All routes of a server. `add` them, then `handle` calls."""
+    """All routes of a server. `add` them, then `handle` calls.
 
-    def __init__(self, authenticator: Authenticator, report: Callable[[BaseException, Call | None], None]) -> None:
+    `authenticator.identify(call, go_on)` says who makes a call: its principal is None when no credential was shown. It
+    returns False when that takes a while; then `go_on(call)` is called later, or the call is answered.
+    """
+
+    def __init__(self, authenticator: Any, report: Callable[[BaseException, Call | None], None]) -> None:
         self.routes: list[Route] = []
         self._authenticator = authenticator
         self._report = report
@@ -230,7 +223,15 @@ class Router:
         self._targets: dict[tuple[str, bytes], tuple[Route, tuple[str, ...]]] = {}
 
     def add(
-        self, methods: str, template: str, handler: Callable[..., object], answers: Mapping[int, Any], **more: Any
+        self,
+        methods: str,
+        template: str,
+        handler: Any,
+        answers: Mapping[int, Any],
+        open: bool = False,
+        tag: str = "",
+        errors: Any = None,
+        hidden: bool = False,
     ) -> None:
         """Let `handler` answer the method of a path such as `/queues/{name}`; of several methods, divided by spaces,
         the first is the documented one. The first of `answers` is the status of a plain value.
@@ -243,8 +244,8 @@ class Router:
             else:
                 node = node.children.setdefault(part, _Node())
         for index, method in enumerate(methods.split()):
-            route = Route(method, template, handler, answers, **{**more, "hidden": more.get("hidden") or index > 0})
             assert method not in node.routes, f"{method} {template} is there already"
+            route = Route(method, template, handler, answers, open, tag, errors, hidden or index > 0)
             node.routes[method] = route
             self.routes.append(route)
 
@@ -252,14 +253,13 @@ class Router:
 
     def find(self, method: str, url: bytes) -> tuple[Route, tuple[str, ...]]:
         """The route of a request and the values in its path."""
-        path = _path_of(url)
-        key = (method, path)
-        found = self._targets.get(key)
+        path = url.partition(b"?")[0]
+        found = self._targets.get((method, path))
         if found is None:
-            found = self._find(method, path)
+            found = self._find(method, _path_of(path))
             if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
-            self._targets[key] = found
+            self._targets[method, path] = found
         return found
 
     def _find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
@@ -313,7 +313,7 @@ class Router:
         try:
             if call.principal is None and not route.open:
                 raise Unauthenticated("missing api key")
-            self._deliver(call, route.handler(call, **route.arguments(call)))
+            self._deliver(call, route.call(call))
         except RookeryError as error:
             self.fail(call, error)
         except Exception as error:  # noqa: BLE001 - as above
@@ -351,11 +351,13 @@ class Router:
     def _deliver(self, call: Call, value: object) -> None:
         if value is LATER:
             return
-        status = call.route.status
+        route: Route = call.route
+        status = route.status
         if isinstance(value, Answer):
             status = value.status
-            for name, text in value.headers.items():
-                call.add_header(name, text)
+            if value.headers:
+                for name, text in value.headers.items():
+                    call.add_header(name, text)
             value = value.value
         if isinstance(value, Content):
             call.answer(status, value.data, value.content_type)
@@ -374,8 +376,6 @@ class Router:
         worded: object = Error(error.code, str(error), call.request_id, error.argument)
         if call.route is not None and call.route.errors is not None:
             status, worded = call.route.errors(call, error)
-        if isinstance(error, StoreError | MessageTooLarge | AccessRefused):
-            call.tag = error.code
         call.batch = 0
         call.then = None
         if isinstance(worded, Content):

@@ -6,7 +6,7 @@ means that one.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,7 +16,8 @@ from rookery.core.transactions import Publish
 from rookery.errors import AccessRefused, InvalidArgument, QueueNotFound, RookeryError
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Content, Error, Router, decode_json, parse_query
+from rookery.wire.http_errors import Error
+from rookery.wire.http_routes import LATER, Content, Router, decode_json, parse_query
 from rookery.wire.rest import Rest
 from rookery.wire.rest_ops import Operations, Stats
 from rookery.wire.rest_s0 import (
@@ -164,9 +165,9 @@ def add_routes(router: Router, rest: Rest, operations: Operations) -> None:
     """The routes of the small queue API and of the oldest one."""
     s0 = S0(rest)
     legacy = Legacy(rest, s0, operations)
-    small = {"errors": word_error, "tag": "small queues"}
-    shared = {"errors": word_shared_error, "tag": "small queues"}
-    old = {"errors": word_text_error, "tag": "oldest"}
+    small: dict[str, Any] = {"errors": word_error, "tag": "small queues"}
+    shared: dict[str, Any] = {"errors": word_shared_error, "tag": "small queues"}
+    old: dict[str, Any] = {"errors": word_text_error, "tag": "oldest"}
     router.add("GET POST", "/create_key", s0.create_key, {200: KeyCreated}, open=True, **small)
     router.add("POST GET", "/publish", legacy.publish, {200: (MessageId, Done)}, **shared)
     router.add("GET POST", "/claim", s0.claim, {200: Claimed}, **small)
