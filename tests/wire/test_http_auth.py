@@ -152,8 +152,10 @@ def test_every_route_but_the_open_ones_needs_a_credential(web: World) -> None:
 
 def _fitting(path: str) -> dict[str, Any]:
     """A body that gets as far as the question of rights."""
-    body = {"message": 1, "delivery_tag": "name.sub.x/1/1/1", "mode": "pull", "exchange": "e", "queue": "q"}
-    return {} if path.endswith("{name}") else {**body, "exchange_type": "direct"}
+    if path.endswith(("{name}", "subscriptions")):
+        return {}
+    body = {"message": 1, "delivery_tag": "name.sub.x/1/1/1", "exchange": "e", "queue": "q"}
+    return {**body, "exchange_type": "direct"}
 
 
 def test_what_is_revoked_while_it_waits_ends(web: World) -> None:
@@ -182,8 +184,8 @@ def test_keys_are_listed_without_their_secrets(web: World) -> None:
     assert (key["tenant"], key["note"], key["admin"]) == ("listing", "mine", False)
     assert client.headers["authorization"].partition(".")[2] not in client.get("/keys").text
     assert web.admin.get("/keys?tenant=listing").json()["keys"] == [key]
-    past = web.admin.post("/keys", json={"tenant": "listing", "expires_ms": 1})
-    assert (past.status_code, past.json()["argument"]) == (400, "expires_ms")
+    past = web.admin.post("/keys", json={"tenant": "listing", "expires_in_sec": 0})
+    assert (past.status_code, past.json()["argument"]) == (400, "expires_in_sec")
     assert web.admin.post("/keys", json={"tenant": "listing", "rights": {"read": "("}}).status_code == 400
     assert web.admin.post("/keys", json={"tenant": ""}).status_code == 400
 
@@ -191,7 +193,7 @@ def test_keys_are_listed_without_their_secrets(web: World) -> None:
 def test_a_key_expires(tmp_path: Path) -> None:
     clock = ManualClock()
     with world(tmp_path, clock) as web:
-        client = web.large("t", expires_ms=clock.wall_ms() + 1_000)
+        client = web.large("t", expires_in_sec=1)
         assert client.get(STATS).status_code == 200
         clock.advance(1_000)
         assert client.get(STATS).status_code == 401
@@ -389,3 +391,15 @@ def test_no_secret_is_logged(web: World) -> None:
     assert key.partition(".")[2] not in log
     assert "hunter2" not in log
     assert ADMIN not in log
+
+
+def test_too_many_wrong_passwords_are_not_listened_to(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with world(tmp_path, clock, login_failures_max="3") as web:
+        web.inside(lambda s: s.access.set_user("ada", password="pw", tenants={"default": FULL}))
+        statuses = [web.client.get(STATS, headers=basic("ada", f"guess {n}")).status_code for n in range(4)]
+        assert statuses == [401, 401, 401, 429]
+        assert web.client.get(STATS, headers=basic("ada", "pw")).status_code == 429
+        assert web.admin.get(STATS).status_code == 200
+        clock.advance(60_000)
+        assert web.client.get(STATS, headers=basic("ada", "pw")).status_code == 200

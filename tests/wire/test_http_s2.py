@@ -157,7 +157,8 @@ def test_the_routing_key_may_stand_in_the_query(large: Large) -> None:
 def test_a_subscription_to_an_endpoint_is_not_promised(large: Large) -> None:
     body = {"endpoint": "http://consumer:5000/hook", "routing_key": "order.*"}
     answer = large.client.post(f"{TOPICS}/t/subscriptions", json=body)
-    assert (answer.status_code, answer.json()["argument"]) == (400, "endpoint")
+    assert answer.status_code == 400
+    assert "endpoint" in answer.json()["message"]
     assert large.client.put(f"{TOPICS}/amq.direct").status_code == 409
 
 
@@ -421,7 +422,7 @@ def test_messages_expire(large: Large, clock: ManualClock) -> None:
         ("by itself", "expired"),
         ("by the queue", "expired"),
     ]
-    assert large.client.post(f"{QUEUES}/q/publish", json={"message": 1, "ttl_ms": 0}).status_code == 410
+    assert large.client.post(f"{QUEUES}/q/publish", json={"message": 1, "ttl_ms": 0}).status_code == 400
 
 
 def test_what_is_said_about_a_message_comes_back(large: Large) -> None:

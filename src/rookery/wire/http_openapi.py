@@ -120,14 +120,15 @@ def _operation_id(route: Route) -> str:
 
 def _parameter(parameter: Parameter, schemas: dict[Any, Any]) -> dict[str, Any]:
     schema = dict(schemas[repr(parameter.type)])
-    if not parameter.required and parameter.default is not None:
+    if not parameter.needed and parameter.default not in (None, ""):
         schema["default"] = parameter.default
-    return {"name": parameter.name, "in": parameter.place, "required": parameter.place == "path", "schema": schema}
+    return {"name": parameter.name, "in": parameter.place, "required": parameter.needed, "schema": schema}
 
 
 def _body(body: Parameter, schemas: dict[Any, Any]) -> dict[str, Any]:
     if body.type is bytes:
-        return {"required": body.required, "content": {"application/octet-stream": {"schema": {}}}}
+        some = {"type": "string", "format": "binary", "minLength": 1}
+        return {"required": True, "content": {"application/octet-stream": {"schema": some}}}
     return {"required": body.required, "content": {"application/json": {"schema": schemas[repr(body.type)]}}}
 
 
@@ -135,12 +136,12 @@ def _response(answered: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     headers = {"X-Request-ID": {"schema": {"type": "string"}}}
     if answered is None:
         return {"description": "nothing to say", "headers": headers}
-    if answered is bytes:
-        return {"description": "as asked", "headers": headers, "content": {"*/*": {"schema": {}}}}
     types = answered if isinstance(answered, tuple) else (answered,)
-    found = [schemas[repr(each)] for each in types]
-    schema = found[0] if len(found) == 1 else {"anyOf": found}
-    return {"description": "as asked", "headers": headers, "content": {"application/json": {"schema": schema}}}
+    found = [schemas[repr(each)] for each in types if each is not bytes]
+    content: dict[str, Any] = {"*/*": {"schema": {}}} if bytes in types else {}
+    if found:
+        content["application/json"] = {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
+    return {"description": "as asked", "headers": headers, "content": content}
 
 
 def static_folder() -> Path | None:

@@ -36,6 +36,11 @@ REQUEST_ID_MAX: Final = 128
 RETRY_AFTER_SEC: Final = 1
 DEPTH_TEXT: Final = "the JSON is nested too deeply"
 
+NEEDED: Final = "needed"
+"""In an annotation: the document says that the parameter must be given, though its handler has words of its own for
+that.
+"""
+
 _encode: Any = msgspec.json.Encoder().encode
 _EMPTY: Final = inspect.Parameter.empty
 
@@ -69,7 +74,10 @@ class Parameter:
         self.type = type
         self.default = default
         self.required = default is _EMPTY
-        self.plain = type is str
+        extras = getattr(type, "__metadata__", ())
+        self.needed = self.required or NEEDED in extras
+        # names are checked by who looks them up
+        self.plain = type is str or getattr(type, "__origin__", None) is str
 
 
 @final
@@ -105,7 +113,7 @@ class Route:
 
     def _read_signature(self) -> None:
         names = path_names(self.template)
-        hints = get_type_hints(self.handler)
+        hints = get_type_hints(self.handler, include_extras=True)
         for name, parameter in list(inspect.signature(self.handler).parameters.items())[1:]:
             if name == "body":
                 self.body = Parameter(name, "body", hints[name], parameter.default)
@@ -233,8 +241,8 @@ class Router:
         errors: Any = None,
         hidden: bool = False,
     ) -> None:
-        """Let `handler` answer the method of a path such as `/queues/{name}`; of several methods, divided by spaces,
-        the first is the documented one. The first of `answers` is the status of a plain value.
+        """Let `handler` answer a method, or several divided by spaces, of a path such as `/queues/{name}`. The first of
+        `answers` is the status of a plain value.
         """
         node = self._root
         for part in template.split("/")[1:]:
@@ -243,9 +251,9 @@ class Router:
                 node = node.any
             else:
                 node = node.children.setdefault(part, _Node())
-        for index, method in enumerate(methods.split()):
+        for method in methods.split():
             assert method not in node.routes, f"{method} {template} is there already"
-            route = Route(method, template, handler, answers, open, tag, errors, hidden or index > 0)
+            route = Route(method, template, handler, answers, open, tag, errors, hidden)
             node.routes[method] = route
             self.routes.append(route)
 

@@ -15,7 +15,7 @@ from rookery import properties
 from rookery.core.access import Access, Principal
 from rookery.core.entries import Entry, Lease
 from rookery.core.parking import GROUP_HEADER
-from rookery.core.policy import FACES, TIME_MAX_MS
+from rookery.core.policy import FACES
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
@@ -25,7 +25,6 @@ from rookery.errors import (
     InvalidArgument,
     LeaseLost,
     MemoryLimitExceeded,
-    MessageExpired,
     QueueFull,
     QueueNotFound,
     StoreFull,
@@ -34,11 +33,10 @@ from rookery.model import PERSISTENT, check_numbers
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
+from rookery.wire.rest_types import DedupKey, Duration, Lasting, Priority, Short
 from rookery.wire.turn import FULL, NO_DISK, Turn
 
 JSON: Final = "application/json"
-CLAIM_MAX: Final = 1_000
-WAIT_MAX_SEC: Final = 60
 KEY_MAX_BYTES: Final = 255
 
 _JSON_PROPS: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
@@ -227,16 +225,16 @@ class Sending(msgspec.Struct, kw_only=True):
     """
 
     message: msgspec.Raw
-    idempotency_key: str | None = None
-    priority: int = 0
-    delay_ms: int | None = None
-    deliver_at: int | None = None
-    ttl_ms: int | None = None
+    idempotency_key: DedupKey | None = None
+    priority: Priority = 0
+    delay_ms: Duration | None = None
+    deliver_at: Duration | None = None
+    ttl_ms: Lasting | None = None
     headers: dict[str, Any] | None = None
-    group: str | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    type: str | None = None
+    group: Short | None = None
+    correlation_id: Short | None = None
+    reply_to: Short | None = None
+    type: Short | None = None
     persistent: bool = True
 
     def packed(self, exchange: str, key: str, now_ms: int) -> Publish:
@@ -247,8 +245,6 @@ class Sending(msgspec.Struct, kw_only=True):
         dedup_key = self.idempotency_key or ""
         if len(dedup_key.encode()) > KEY_MAX_BYTES:
             raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
-        if dedup_key.startswith("\0"):
-            raise InvalidArgument("idempotency_key must not begin with a null character", argument="idempotency_key")
         return Publish(
             exchange, key, self._props(), body, self.priority, expires_ms, due_ms, self.persistent, dedup_key
         )
@@ -258,14 +254,12 @@ class Sending(msgspec.Struct, kw_only=True):
         if self.deliver_at is not None:
             if self.delay_ms is not None:
                 raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
-            due_ms = _span(self.deliver_at, "deliver_at")
+            due_ms = self.deliver_at
         elif self.delay_ms is not None:
-            due_ms = now_ms + _span(self.delay_ms, "delay_ms")
+            due_ms = now_ms + self.delay_ms
         if self.ttl_ms is None:
             return due_ms, 0
-        if self.ttl_ms == 0:
-            raise MessageExpired("a time to live of 0 ms is over already", argument="ttl_ms")
-        return due_ms, max(now_ms, due_ms) + _span(self.ttl_ms, "ttl_ms")
+        return due_ms, max(now_ms, due_ms) + self.ttl_ms
 
     def _props(self) -> bytes:
         headers = dict(self.headers) if self.headers else {}
@@ -300,12 +294,6 @@ def check_json(body: bytes) -> None:
         raise InvalidArgument(f"message is not JSON: {error}", argument="message") from None
     except RecursionError:
         raise InvalidArgument("message is nested too deeply", argument="message") from None
-
-
-def _span(value: int, argument: str) -> int:
-    if not 0 <= value <= TIME_MAX_MS:
-        raise InvalidArgument(f"{argument} must be between 0 and {TIME_MAX_MS}, not {value}", argument=argument)
-    return value
 
 
 def content_of(entry: Entry) -> tuple[msgspec.Raw | str | None, str | None]:

@@ -6,7 +6,7 @@ credential gets one without the admin right, and none for the default tenant or 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,18 +17,30 @@ from rookery.wire.http_auth import MISSING, is_local
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router
 from rookery.wire.rest import Rest
+from rookery.wire.rest_types import Name, Regex
 
 SYSTEM_TENANT: Final = "rookery"
 
+ExpirySeconds = Annotated[int, msgspec.Meta(ge=1, le=10**10)]
+Note = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class RightsWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """Regular expressions, searched in names; the empty one grants nothing."""
+
+    configure: Regex
+    write: Regex
+    read: Regex
+
 
 class KeyWanted(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `tenant`, the caller's own. `expires_ms` is a time in milliseconds since 1970."""
+    """Without `tenant`, the caller's own. The rights are full, and the key lasts, unless said otherwise."""
 
-    tenant: str | None = None
-    rights: Rights = FULL
+    tenant: Name | None = None
+    rights: RightsWanted | None = None
     admin: bool = False
-    expires_ms: int | None = None
-    note: str = ""
+    expires_in_sec: ExpirySeconds | None = None
+    note: Note = ""
 
 
 class KeyMade(msgspec.Struct):
@@ -83,16 +95,18 @@ def create(rest: Rest, call: Call, tenant: str, wanted: KeyWanted) -> IssuedKey:
     if wanted.admin and not (call.principal is not None and call.principal.admin):
         raise AccessRefused("a key with the admin right needs an admin credential")
     shard = rest.shard
-    if wanted.expires_ms is not None and wanted.expires_ms <= shard.wall_ms:
-        raise InvalidArgument("expires_ms must lie in the future", argument="expires_ms")
+    now_ms = int(shard.wall_ms)
+    rights = FULL
+    if wanted.rights is not None:
+        rights = Rights(wanted.rights.configure, wanted.rights.write, wanted.rights.read)
     if tenant not in shard.tenants:
         shard.create_tenant(tenant)
     issued = rest.access.create_key(
         tenant,
-        int(shard.wall_ms),
-        rights=wanted.rights,
+        now_ms,
+        rights=rights,
         admin=wanted.admin,
-        expires_ms=wanted.expires_ms,
+        expires_ms=None if wanted.expires_in_sec is None else now_ms + wanted.expires_in_sec * 1_000,
         note=wanted.note,
     )
     call.lasting()

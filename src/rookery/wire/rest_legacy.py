@@ -6,14 +6,14 @@ means that one.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from rookery import properties
 from rookery.core.consumers import Mailbox
 from rookery.core.transactions import Publish
-from rookery.errors import AccessRefused, InvalidArgument, QueueNotFound, RookeryError
+from rookery.errors import AccessRefused, QueueNotFound, RookeryError
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_errors import Error
@@ -31,6 +31,7 @@ from rookery.wire.rest_s0 import (
     MessageId,
     word_error,
 )
+from rookery.wire.rest_types import Name, NeededName, Short
 
 FACE: Final = "line"
 CREDIT: Final = 100
@@ -40,10 +41,10 @@ _PROPS: Final = properties.encode(Properties(content_type="text/plain", delivery
 
 
 class Create(msgspec.Struct):
-    exchange: str
-    exchange_type: str
-    queue: str
-    routing_key: str = ""
+    exchange: Name
+    exchange_type: Literal["direct", "fanout", "topic"]
+    queue: Name
+    routing_key: Short = ""
 
 
 class LegacyPublish(msgspec.Struct):
@@ -86,15 +87,13 @@ class Legacy:
         for name in (body.exchange, body.queue):
             principal.require("configure", name)
         tenant = self._rest.tenant(call)
-        if body.exchange_type not in ("direct", "fanout", "topic"):
-            raise InvalidArgument(f"unsupported exchange type: {body.exchange_type}", argument="exchange_type")
         tenant.declare_exchange(body.exchange, body.exchange_type)
         queue, _ = self._rest.declare(tenant, body.queue, {}, FACE)
         tenant.bind(body.exchange, queue, body.routing_key)
         call.lasting()
         return Done("ok")
 
-    def publish(self, call: Call, body: bytes, queue: str = "") -> MessageId | Done:
+    def publish(self, call: Call, body: bytes, queue: NeededName = "") -> MessageId | Done:
         """Put the body into a queue; or, without a queue, publish what its JSON says to an exchange."""
         if for_small_queues(call) or not body.lstrip().startswith(b"{"):
             return self._s0.publish(call, body, queue)
@@ -107,7 +106,7 @@ class Legacy:
         call.lasting()
         return Done("ok")
 
-    def stats(self, call: Call, queue: str = "") -> Counts | Stats:
+    def stats(self, call: Call, queue: Name = "") -> Counts | Stats:
         """The counts of a queue, or of everything in the tenant."""
         if for_small_queues(call):
             return self._s0.stats(call, queue)
@@ -117,7 +116,7 @@ class Legacy:
         """Nothing needs to be registered any more."""
         return Done("ok")
 
-    def consume(self, call: Call, queue: str = "") -> object:
+    def consume(self, call: Call, queue: NeededName = "") -> object:
         """The messages of a queue as server-sent events; a message is done with when it is sent."""
         found = self._rest.existing(call, queue, "read")
         _Events(call, self._rest.shard.subscribe(found, CREDIT, 0))

@@ -11,7 +11,7 @@ import base64
 import binascii
 import uuid
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -24,14 +24,16 @@ from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, NotFound, RookeryError, Unauthenticated
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer
+from rookery.wire.http_routes import NEEDED, Answer
 from rookery.wire.rest import Rest, headers_of
 from rookery.wire.rest_keys import create_by_anyone
+from rookery.wire.rest_types import AtMost, Many, NeededName, NeededText
 
 FACE: Final = "s0"
 HANDLES_MAX: Final = 100_000
 EXTEND_MAX_SEC: Final = 7 * 24 * 3_600
-LIST_MAX: Final = 1_000
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=EXTEND_MAX_SEC), NEEDED]
 
 _TYPES: Final[dict[str, bytes]] = {}
 _UNSAID: Final = "application/x-www-form-urlencoded"
@@ -105,13 +107,13 @@ class S0:
         # where a message that was claimed here stands in its queue; forgotten ones are looked for
         self._handles: OrderedDict[tuple[str, str, int], int] = OrderedDict()
 
-    def create_key(self, call: Call, tenant: str = "") -> KeyCreated:
+    def create_key(self, call: Call, tenant: NeededName = "") -> KeyCreated:
         """Create a tenant, or one more key of it. Who may is said by ROOKERY_KEY_CREATION."""
         if not tenant:
             raise InvalidArgument("tenant ID required", argument="tenant")
         return KeyCreated(create_by_anyone(self._rest, call, tenant), tenant)
 
-    def publish(self, call: Call, body: bytes, queue: str = "") -> MessageId:
+    def publish(self, call: Call, body: bytes, queue: NeededName = "") -> MessageId:
         """Put the body, whatever it is, into a queue."""
         if not queue:
             raise InvalidArgument("queue name required", argument="queue")
@@ -123,7 +125,7 @@ class S0:
         call.lasting()
         return MessageId(self._id(number))
 
-    def claim(self, call: Call, queue: str = "") -> object:
+    def claim(self, call: Call, queue: NeededName = "") -> object:
         """Lease the next message of a queue; waits a while for one."""
         if not queue:
             raise InvalidArgument("queue name required", argument="queue")
@@ -142,7 +144,7 @@ class S0:
 
         return self._rest.claim(call, found, 1, options.claim_lease_ms, options.claim_wait_ms, done)
 
-    def ack(self, call: Call, queue: str = "", message_id: str = "", lease: str = "") -> Done:
+    def ack(self, call: Call, queue: NeededName = "", message_id: NeededText = "", lease: str = "") -> Done:
         """Done with a message: it is gone for good."""
         held = self._lease(call, queue, message_id, lease)
         held.queue.ack(held)
@@ -150,15 +152,17 @@ class S0:
         call.lasting()
         return Done("ok")
 
-    def extend(self, call: Call, queue: str = "", message_id: str = "", seconds: float = 0, lease: str = "") -> Done:
+    def extend(
+        self, call: Call, queue: NeededName = "", message_id: NeededText = "", seconds: Seconds = 0, lease: str = ""
+    ) -> Done:
         """Keep a message for so many seconds from now."""
-        if not 0 < seconds <= EXTEND_MAX_SEC:
-            raise InvalidArgument(f"seconds must be above 0 and at most {EXTEND_MAX_SEC}", argument="seconds")
+        if not seconds:
+            raise InvalidArgument("seconds required", argument="seconds")
         held = self._lease(call, queue, message_id, lease)
         held.queue.extend(held, max(1, int(seconds * 1000)))
         return Done("ok")
 
-    def stats(self, call: Call, queue: str = "") -> Counts:
+    def stats(self, call: Call, queue: NeededName = "") -> Counts:
         """How many messages of a queue wait, are leased, and are dead."""
         if not queue:
             raise InvalidArgument("queue name required", argument="queue")
@@ -167,14 +171,12 @@ class S0:
 
     # Dead letters
 
-    def dead(self, call: Call, queue: str = "", limit: int = 100) -> DeadLetters:
+    def dead(self, call: Call, queue: NeededName = "", limit: Many = 100) -> DeadLetters:
         """The dead letters of a queue, oldest first, with why each died."""
-        if not 1 <= limit <= LIST_MAX:
-            raise InvalidArgument(f"limit must be from 1 to {LIST_MAX}", argument="limit")
         letters = [self._letter(entry) for entry in self._dead(call, queue, "read")[1][:limit]]
         return DeadLetters(queue, letters)
 
-    def redrive(self, call: Call, queue: str = "", limit: int = 0, message_id: str = "") -> Count:
+    def redrive(self, call: Call, queue: NeededName = "", limit: AtMost = 0, message_id: str = "") -> Count:
         """Send dead letters back to their queue: all, the first few, or one."""
         graveyard, entries = self._dead(call, queue, "write")
         if graveyard is None:
@@ -185,7 +187,7 @@ class S0:
         call.lasting()
         return Count(len(done))
 
-    def purge(self, call: Call, queue: str = "") -> Count:
+    def purge(self, call: Call, queue: NeededName = "") -> Count:
         """Throw the dead letters of a queue away."""
         graveyard, entries = self._dead(call, queue, "write")
         for entry in entries:

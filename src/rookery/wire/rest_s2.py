@@ -18,10 +18,24 @@ from rookery.core.snapshots import queue_stats
 from rookery.errors import InvalidArgument
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
-from rookery.wire.rest import CLAIM_MAX, KEY_MAX_BYTES, WAIT_MAX_SEC, Rest, Sending, content_of, headers_of
+from rookery.wire.rest import KEY_MAX_BYTES, Rest, Sending, content_of, headers_of
+from rookery.wire.rest_types import (
+    Amount,
+    Attempts,
+    DedupKey,
+    Duration,
+    Lasting,
+    Many,
+    Name,
+    Share,
+    Short,
+    WaitSeconds,
+)
+
+Overflow = Literal["drop-head", "reject-publish", "reject-publish-dead-letter", "drop-new", "close"]
+Distribution = Literal["round-robin", "least-busy", "priority", "key-hash"]
 
 FACE: Final = "http"
-PEEK_MAX: Final = 1_000
 ACK_KEY: Final = "\0ack "
 """Sets the keys of acks apart from those of publishes to the same queue, which do not begin so."""
 
@@ -31,26 +45,26 @@ class QueueOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
     durable: bool | None = None
     auto_delete: bool | None = None
-    expires_ms: int | None = None
-    ttl_ms: int | None = None
-    length_max: int | None = None
-    bytes_max: int | None = None
-    overflow: str | None = None
-    dead_letter_exchange: str | None = None
-    dead_letter_key: str | None = None
-    dead_letter_queue: str | None = None
-    max_attempts: int | None = None
+    expires_ms: Lasting | None = None
+    ttl_ms: Duration | None = None
+    length_max: Amount | None = None
+    bytes_max: Amount | None = None
+    overflow: Overflow | None = None
+    dead_letter_exchange: Short | None = None
+    dead_letter_key: Short | None = None
+    dead_letter_queue: Name | None = None
+    max_attempts: Attempts | None = None
     backoff: Literal["fixed", "linear", "exponential"] | None = None
-    backoff_base_ms: int | None = None
-    backoff_max_ms: int | None = None
-    backoff_jitter: float | None = None
+    backoff_base_ms: Duration | None = None
+    backoff_max_ms: Duration | None = None
+    backoff_jitter: Share | None = None
     ordered: bool | None = None
-    priority_max: int | None = None
+    priority_max: Amount | None = None
     single_active: bool | None = None
-    distribution: str | None = None
+    distribution: Distribution | None = None
     grouped: bool | None = None
-    lease_ms: int | None = None
-    dedup_window_ms: int | None = None
+    lease_ms: Lasting | None = None
+    dedup_window_ms: Lasting | None = None
 
 
 class QueueMade(msgspec.Struct):
@@ -101,14 +115,14 @@ class Tag(msgspec.Struct):
     """With an `idempotency_key`, an ack may be repeated: the second one succeeds and does nothing."""
 
     delivery_tag: str
-    idempotency_key: str | None = None
+    idempotency_key: DedupKey | None = None
 
 
 class Nack(msgspec.Struct):
     delivery_tag: str
     requeue: bool = False
     dead_letter: bool = False
-    delay_ms: int | None = None
+    delay_ms: Duration | None = None
     reason: str = ""
 
 
@@ -199,11 +213,6 @@ class Pulling:
     def pull(
         self, call: Call, queue: Queue, wait: float, max: int | None, auto_ack: bool, empty: str, lease_ms: int
     ) -> object:
-        if not 0 <= wait <= WAIT_MAX_SEC:
-            raise InvalidArgument(f"wait must be from 0 to {WAIT_MAX_SEC} seconds", argument="wait")
-        if max is not None and not 1 <= max <= CLAIM_MAX:
-            raise InvalidArgument(f"max must be from 1 to {CLAIM_MAX}", argument="max")
-
         def done(leases: list[Lease]) -> object:
             shown = [self._delivered(call, lease, auto_ack) for lease in leases]
             if auto_ack and shown:
@@ -229,9 +238,10 @@ class Pulling:
         tenant = self.rest.tenant(call)
         key = tag.idempotency_key
         if key is not None:
-            if not 0 < len(key.encode()) <= KEY_MAX_BYTES:
-                text = f"idempotency_key must have 1 to {KEY_MAX_BYTES} bytes"
-                raise InvalidArgument(text, argument="idempotency_key")
+            if len(key.encode()) > KEY_MAX_BYTES:
+                raise InvalidArgument(
+                    f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key"
+                )
             if tenant.dedup.find(scope_of("", queue), ACK_KEY + key, int(self.rest.shard.wall_ms)):
                 call.lasting()
                 return Settled("ok", True)
@@ -246,8 +256,6 @@ class Pulling:
     def nack(self, call: Call, queue: str, nack: Nack) -> Settled:
         call.tag = nack.delivery_tag
         delay_ms = -1 if nack.delay_ms is None else nack.delay_ms
-        if nack.delay_ms is not None and not 0 <= nack.delay_ms <= 1 << 53:
-            raise InvalidArgument("delay_ms is out of range", argument="delay_ms")
         lease = self.rest.lease(call, queue, nack.delivery_tag)
         if nack.dead_letter:
             lease.queue.reject(lease, nack.reason[:255])
@@ -266,7 +274,7 @@ class Queues:
         self._rest = rest
         self._pulling = Pulling(rest)
 
-    def create(self, call: Call, name: str, body: QueueOptions | None = None) -> Answer:
+    def create(self, call: Call, name: Name, body: QueueOptions | None = None) -> Answer:
         """Create a queue. The same again is fine, with other options a conflict."""
         call.principal.require("configure", name)
         said = {} if body is None else {n: v for n, v in msgspec.to_builtins(body).items() if v is not None}
@@ -275,7 +283,7 @@ class Queues:
         call.lasting()
         return Answer(201 if created else 200, QueueMade(name, created, queue.settings.as_dict()))
 
-    def publish(self, call: Call, name: str, body: Sending) -> Answer:
+    def publish(self, call: Call, name: Name, body: Sending) -> Answer:
         """Publish any JSON value to a queue."""
         rest = self._rest
         p = body.packed("", name, int(rest.shard.wall_ms))
@@ -287,9 +295,9 @@ class Queues:
     def pull(
         self,
         call: Call,
-        name: str,
-        wait: float = 0,
-        max: int | None = None,
+        name: Name,
+        wait: WaitSeconds = 0,
+        max: Many | None = None,
         auto_ack: bool = False,
         empty: Literal["200", "204"] = "200",
     ) -> object:
@@ -297,26 +305,24 @@ class Queues:
         queue = self._rest.queue(call, name, FACE, "read")
         return self._pulling.pull(call, queue, wait, max, auto_ack, empty, self._rest.options.lease_ms)
 
-    def ack(self, call: Call, name: str, body: Tag) -> Settled:
+    def ack(self, call: Call, name: Name, body: Tag) -> Settled:
         """Done with a message."""
         call.principal.require("read", name)
         return self._pulling.ack(call, name, body)
 
-    def nack(self, call: Call, name: str, body: Nack) -> Settled:
+    def nack(self, call: Call, name: Name, body: Nack) -> Settled:
         """Failed with a message: it is tried again, or becomes a dead letter."""
         call.principal.require("read", name)
         return self._pulling.nack(call, name, body)
 
-    def peek(self, call: Call, name: str, max: int = 1) -> Peeked:
+    def peek(self, call: Call, name: Name, max: Many = 1) -> Peeked:
         """Look at the next messages and leave them where they are."""
-        if not 1 <= max <= PEEK_MAX:
-            raise InvalidArgument(f"max must be from 1 to {PEEK_MAX}", argument="max")
         queue = self._rest.queue(call, name, FACE, "read")
         entries = queue.ready_entries(max)[:max]
         shown = [show(self._rest, entry, None, int(entry.attempts)) for entry in entries]
         return Peeked(shown[0].message if shown else None, shown)
 
-    def stats(self, call: Call, name: str) -> QueueStats:
+    def stats(self, call: Call, name: Name) -> QueueStats:
         """The counts of a queue."""
         return show_stats(self._rest.queue(call, name, FACE, "read"))
 

@@ -19,6 +19,7 @@ from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.rest import Rest, Sending
 from rookery.wire.rest_s2 import FACE, Deliveries, Delivery, Nack, Nothing, Published, Pulling, Settled, Tag
+from rookery.wire.rest_types import Many, Name, Short, WaitSeconds
 
 OWNER: Final = "x-subscriber"
 ID_BYTES: Final = 9
@@ -29,12 +30,11 @@ class TopicMade(msgspec.Struct):
     created: bool
 
 
-class Subscribing(msgspec.Struct):
+class Subscribing(msgspec.Struct, forbid_unknown_fields=True):
     """`routing_key` is a pattern: `*` is one word, `#` any number of words."""
 
-    routing_key: str = "#"
-    mode: Literal["pull", "push"] | None = None
-    endpoint: str | None = None
+    routing_key: Short = "#"
+    mode: Literal["pull"] = "pull"
 
 
 class Subscription(msgspec.Struct):
@@ -52,7 +52,7 @@ class SubscriptionList(msgspec.Struct):
 class SendingToTopic(Sending, kw_only=True):
     """As to a queue, with a routing key; the one in the body counts before the one in the query."""
 
-    routing_key: str | None = None
+    routing_key: Short | None = None
 
 
 class TopicStats(msgspec.Struct):
@@ -76,14 +76,14 @@ class Topics:
         self._random_bytes = random_bytes
         self._pulling = Pulling(rest)
 
-    def create(self, call: Call, name: str) -> Answer:
+    def create(self, call: Call, name: Name) -> Answer:
         """Create a topic."""
         call.principal.require("configure", name, kind="topic")
         _, created = self._rest.tenant(call).declare_exchange(name, "topic")
         call.lasting()
         return Answer(201 if created else 200, TopicMade(name, created))
 
-    def publish(self, call: Call, name: str, body: SendingToTopic, routing_key: str = "") -> Answer:
+    def publish(self, call: Call, name: Name, body: SendingToTopic, routing_key: Short = "") -> Answer:
         """Publish any JSON value to a topic: every subscription whose pattern matches gets it."""
         rest = self._rest
         key = body.routing_key if body.routing_key is not None else routing_key
@@ -96,10 +96,8 @@ class Topics:
         call.lasting()
         return Answer(200 if repeat else 201, Published(rest.shard.ids.uuid(number), repeat))
 
-    def subscribe(self, call: Call, name: str, body: Subscribing) -> Subscription:
+    def subscribe(self, call: Call, name: Name, body: Subscribing) -> Subscription:
         """Subscribe to a topic; messages from now on that match the pattern wait to be pulled."""
-        if body.endpoint is not None or body.mode == "push":
-            raise InvalidArgument("this server delivers to no endpoint; use mode pull", argument="endpoint")
         tenant = self._rest.tenant(call)
         self._topic(call, name, "read")
         subscription_id = base64url(self._random_bytes(ID_BYTES))
@@ -114,13 +112,13 @@ class Topics:
         call.lasting()
         return Subscription(subscription_id, name, queue_name, "pull", body.routing_key)
 
-    def subscriptions(self, call: Call, name: str) -> SubscriptionList:
+    def subscriptions(self, call: Call, name: Name) -> SubscriptionList:
         """The subscriptions of a topic."""
         call.principal.require("read", name, kind="topic")
         tenant = self._rest.tenant(call)
         return SubscriptionList([found for found, _ in _subscriptions(tenant, name)])
 
-    def unsubscribe(self, call: Call, name: str, id: str) -> Settled:
+    def unsubscribe(self, call: Call, name: Name, id: str) -> Settled:
         """End a subscription; what waits in it is gone."""
         call.principal.require("configure", _queue_name(name, id))
         tenant = self._rest.tenant(call)
@@ -131,10 +129,10 @@ class Topics:
     def pull(
         self,
         call: Call,
-        name: str,
+        name: Name,
         subscription: str = "",
-        wait: float = 0,
-        max: int | None = None,
+        wait: WaitSeconds = 0,
+        max: Many | None = None,
         auto_ack: bool = False,
         empty: Literal["200", "204"] = "200",
     ) -> object:
@@ -144,19 +142,19 @@ class Topics:
         call.principal.require("read", queue.name)
         return self._pulling.pull(call, queue, wait, max, auto_ack, empty, self._rest.options.lease_ms)
 
-    def ack(self, call: Call, name: str, body: Tag) -> Settled:
+    def ack(self, call: Call, name: Name, body: Tag) -> Settled:
         """Done with a message."""
         return self._pulling.ack(call, self._queue_name_of(call, name, body.delivery_tag), body)
 
-    def nack(self, call: Call, name: str, body: Nack) -> Settled:
+    def nack(self, call: Call, name: Name, body: Nack) -> Settled:
         """Failed with a message: it is tried again, or becomes a dead letter."""
         return self._pulling.nack(call, self._queue_name_of(call, name, body.delivery_tag), body)
 
-    def stats(self, call: Call, name: str) -> TopicStats:
+    def stats(self, call: Call, name: Name) -> TopicStats:
         """The counts of a topic."""
         return show_stats(self._topic(call, name, "read"))
 
-    def _topic(self, call: Call, name: str, action: Literal["write", "read"]) -> Exchange:
+    def _topic(self, call: Call, name: Name, action: Literal["write", "read"]) -> Exchange:
         """The topic of that name, which comes into being when it is first used."""
         call.principal.require(action, name, kind="topic")
         tenant = self._rest.tenant(call)
