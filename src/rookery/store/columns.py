@@ -47,36 +47,47 @@ ROWS_MAX: Final[i64] = 32_768
 BYTES_MAX: Final[i64] = 32 << 20
 """A batch has no more rows or bytes than this; a row group of a sealed file is one batch."""
 
+SHORT: Final[i64] = 24
 _KEY: Final = KEY_HEADER.encode()
+KEY_BYTES: Final[i64] = len(KEY_HEADER) + 1
 
 
 @final
 class Bits:
-    """One bit per row: whether its value is there."""
+    """One bit per row: whether its value is there. Nothing is written before the first that is not."""
 
     def __init__(self) -> None:
-        self.packed = BytesWriter()
         self.nulls: i64 = 0
+        self._rows: i64 = 0
+        self._packed = BytesWriter()
         self._byte: i64 = 0
-        self._filled: i64 = 0
 
     def add(self, valid: bool) -> None:
-        if valid:
-            self._byte |= 1 << self._filled
-        else:
+        if not valid:
+            if not self.nulls:
+                self._fill()
             self.nulls += 1
-        self._filled += 1
-        if self._filled == 8:
-            self.packed.append(u8(self._byte))
+        elif self.nulls:
+            self._byte |= 1 << (self._rows & 7)
+        self._rows += 1
+        if self.nulls and not self._rows & 7:
+            self._packed.append(u8(self._byte))
             self._byte = 0
-            self._filled = 0
+
+    def _fill(self) -> None:
+        """All rows so far had a value."""
+        i: i64 = 8
+        while i <= self._rows:
+            self._packed.append(u8(255))
+            i += 8
+        self._byte = (1 << (self._rows & 7)) - 1
 
     def buffer(self) -> bytes | None:
         """The bitmap, None when every value is there."""
         if not self.nulls:
             return None
-        last = bytes([self._byte]) if self._filled else b""
-        return self.packed.getvalue() + last
+        last = bytes([self._byte]) if self._rows & 7 else b""
+        return self._packed.getvalue() + last
 
 
 @final
@@ -94,15 +105,33 @@ class Texts:
         write_i32_le(self.offsets, i32(len(self.data)))
         self.valid.add(True)
 
-    def add_text(self, value: bytes) -> None:
+    def add_text(self, source: bytes, start: i64, end: i64) -> None:
         """Add what readers will take for UTF-8."""
-        if not value.isascii():
-            value = value.decode("utf-8", "replace").encode()
-        self.add(value)
+        data = self.data
+        before: i64 = len(data)
+        if end - start > SHORT:
+            data.write(_readable(source[start:end]))
+        else:
+            # most texts are short and ASCII: octet by octet needs no object
+            i = start
+            while i < end:
+                octet = source[i]
+                if octet > 127:
+                    data.truncate(before)
+                    data.write(_readable(source[start:end]))
+                    break
+                data.append(u8(octet))
+                i += 1
+        write_i32_le(self.offsets, i32(len(data)))
+        self.valid.add(True)
 
     def add_null(self) -> None:
         write_i32_le(self.offsets, i32(len(self.data)))
         self.valid.add(False)
+
+
+def _readable(text: bytes) -> bytes:
+    return text if text.isascii() else text.decode("utf-8", "replace").encode()
 
 
 @final
@@ -197,9 +226,9 @@ class Columns:
         if self.priority is not None:
             self.priority.add(view.priority)
         if self.exchange is not None:
-            self.exchange.add_text(data[view.exchange_at : view.exchange_end])
+            self.exchange.add_text(data, view.exchange_at, view.exchange_end)
         if self.routing_key is not None:
-            self.routing_key.add_text(data[view.key_at : view.key_end])
+            self.routing_key.add_text(data, view.key_at, view.key_end)
         if self.value is not None:
             body = view.body(data)
             self.bytes += len(body)
@@ -233,7 +262,7 @@ class Columns:
     def _add_short(self, column: Texts | None, data: bytes, at: i64) -> None:
         if column is not None:
             if at:
-                column.add_text(data[at + 1 : at + 1 + data[at]])
+                column.add_text(data, at + 1, at + 1 + data[at])
             else:
                 column.add_null()
 
@@ -242,19 +271,17 @@ class Columns:
         while pos < end:
             try:
                 kind = after_name(data, pos, end)
-                value = field_bytes(data, kind, end)
                 stop = after_field(data, kind, end)
             except InvalidArgument:
                 # a table that cannot be read to its end has the headers before that
                 break
-            name = data[pos + 1 : kind]
-            if name == _KEY and not keyed:
+            if not keyed and kind - pos == KEY_BYTES and data[pos + 1 : kind] == _KEY:
                 keyed = True
                 if self.key is not None:
-                    self.key.add(value)
+                    self.key.add(field_bytes(data, kind, stop))
             elif self.header_offsets is not None:
-                self.header_names.add_text(name)
-                self.header_values.add(value)
+                self.header_names.add_text(data, pos + 1, kind)
+                self.header_values.add(field_bytes(data, kind, stop))
                 self._headers += 1
             pos = stop
         if self.key is not None and not keyed:
@@ -312,15 +339,17 @@ class Pattern:
         return known
 
 
-def field_bytes(data: bytes, pos: i64, end: i64) -> bytes:
-    """The value of a header: texts and bytes as they are, everything else as it would be printed."""
-    stop = after_field(data, pos, end)
+def field_bytes(data: bytes, pos: i64, stop: i64) -> bytes:
+    """The value of the header data[pos:stop]: texts and bytes as they are, everything else as it would be printed."""
     kind: i64 = i64(data[pos])
     if kind == 0x53 or kind == 0x78:  # S, x
         return data[pos + 5 : stop]
     if kind == 0x56:  # V
         return b""
-    value, _ = read_field(data, pos, end, 1)
+    try:
+        value, _ = read_field(data, pos, stop, 1)
+    except InvalidArgument:
+        return data[pos + 1 : stop]
     if isinstance(value, bool):
         return b"true" if value else b"false"
     return str(value).encode("utf-8", "replace")

@@ -41,14 +41,17 @@ def batches(path: Path, start: int, stop: int, schema: pa.Schema, pattern: str =
     # plain files: what the names of directories say is in the columns too
     with _open(path) as file:
         for group in groups_of(file, start, stop):
-            table = file.read_row_group(group, columns=needed)
+            table = file.read_row_group(group, columns=needed, use_threads=False)
             first = table.column("offset")[0].as_py()
             table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
             if pattern:
                 keys = table.column("routing_key").dictionary_encode().combine_chunks()
                 chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
                 table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
-            yield from table.select(names).cast(schema).to_batches()
+            table = table.select(names)
+            if table.schema != schema:
+                table = table.cast(schema)
+            yield from table.to_batches()
 
 
 class Range:
@@ -139,6 +142,6 @@ def first_at(path: Path, stamp_ms: int) -> int | None:
 
 def _open(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, pre_buffer=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise StoreDamaged(f"{path} cannot be read: {error}", file=str(path)) from error
