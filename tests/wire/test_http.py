@@ -268,7 +268,7 @@ def test_names_may_hold_anything_that_a_url_can_spell(web: World) -> None:
 
 
 def test_slow_requests_end(web: World) -> None:
-    with web.connect() as raw:
+    with web.connect() as raw, web.connect() as silent:
         raw.send(b"GET /health HT")
 
         def late(server: Any) -> None:
@@ -277,10 +277,13 @@ def test_slow_requests_end(web: World) -> None:
 
         while not web.inside(lambda _: [c for c in web.face.connections.values() if c._call is not None]):
             pass
+        while not web.inside(lambda _: [c for c in web.face.connections.values() if not c._began_ms]):
+            pass
         web.run(_in_turn(web, late))
         status, _, content = raw.answer()
         assert (status, json.loads(content)["code"]) == (408, "request_timeout")
         assert raw.rest() == b""
+        assert silent.rest() == b""
 
 
 async def _in_turn(web: World, work: Any) -> None:

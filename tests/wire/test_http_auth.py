@@ -225,6 +225,10 @@ def test_with_authentication_off_everyone_is_let_in_but_no_foreign_page(tmp_path
             "/api/v1/queues/q/publish", content='{"message": 1}', headers={"Origin": "https://evil.example"}
         )
         assert foreign.status_code == 403
+        # a page whose name was made to lead here, so that its browser takes it for this site
+        rebound = {"Host": "evil.example:80", "Origin": "http://evil.example:80"}
+        assert web.client.get(STATS, headers=rebound).status_code == 403
+        assert web.client.get(STATS, headers={"Host": "evil.example"}).status_code == 403
         own = web.client.get(STATS, headers={"Origin": web.base})
         assert own.json()["ready"] == 2
         assert web.client.get("/keys?tenant=other").status_code == 403

@@ -186,7 +186,7 @@ PIECES = st.sampled_from(
         b"POST /size HTTP/1.1\r\n",
         b"OPTIONS * HTTP/1.1\r\n",
         b"HEAD /echo/%41 HTTP/1.0\r\n",
-        b"Host: a\r\n",
+        b"Host: localhost\r\n",
         b"Content-Length: 3\r\n",
         b"Transfer-Encoding: chunked\r\n",
         b"Connection: close\r\n",

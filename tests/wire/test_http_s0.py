@@ -276,6 +276,11 @@ def test_a_lease_fences_late_acks(small: Small, clock: ManualClock) -> None:
     new = small.claim("q").headers["x-lease"]
     assert small.ack("q", message_id, lease=old).status_code == 404
     assert small.ack("q", message_id, lease=new).status_code == 200
+    # also where a header cannot spell the queue's name
+    message_id = small.publish("ü☃", "x")
+    lease = small.claim("ü☃").headers["x-lease"]
+    assert lease.isascii()
+    assert small.ack("ü☃", message_id, lease=lease).status_code == 200
 
 
 @pytest.mark.row("S0-29")

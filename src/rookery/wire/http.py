@@ -25,7 +25,6 @@ HEADERS_MAX: Final[i64] = 100
 CALLS_MAX: Final[i64] = 256
 """Requests of one connection that may wait for their answers before it is read no further."""
 
-HEAD_MAX_MS: Final[i64] = 10_000
 STALL_MAX_MS: Final[i64] = 15_000
 """How long a request may make no progress, or a peer read nothing of its answers."""
 REQUEST_MAX_MS: Final[i64] = 300_000
@@ -38,7 +37,8 @@ class HttpFace(Face):
     `handle(call)` must answer a call, at once or later. `later(delay_ms, work)` runs work in a turn of its own and
     gives something to cancel; `slow(work, done)` runs work in a thread and then `done(result)` in a turn.
     `resume(call, event)` goes on with a call: `event` is what to do next, or what went wrong. `done(call)` is told of
-    each answer, and `defect(error, call)` of what should not have happened.
+    each answer, and `defect(error, call)` of what should not have happened. The first request, and the head of each,
+    must come within `handshake_ms`.
     """
 
     def __init__(self, turn: Turn, handle: Any, request_prefix: str) -> None:
@@ -470,10 +470,14 @@ class HttpConnection(Peer):
             if now - self._paused_ms > STALL_MAX_MS * 4:
                 self.broken()
         elif self._call is not None and not self._deaf:
-            late = self._in_head and now - self._began_ms > HEAD_MAX_MS
+            if self.out.paused:
+                # it is not for the peer to hurry
+                self._seen_ms = now
+                return
+            late = self._in_head and now - self._began_ms > self.face.handshake_ms
             if late or now - self._seen_ms > STALL_MAX_MS or now - self._began_ms > REQUEST_MAX_MS:
                 self._refuse(HttpFault(408, "request_timeout", "the request took too long to arrive"))
-        elif not self._calls and now - self._seen_ms > IDLE_MAX_MS:
+        elif not self._calls and now - self._seen_ms > (IDLE_MAX_MS if self._began_ms else self.face.handshake_ms):
             self._deaf = True
             self.out.close()
 

@@ -206,10 +206,10 @@ def forwarded(call: Call) -> bool:
 
 def is_loopback_name(host: str) -> bool:
     """Whether a Host header names this machine."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost":
-        return True
     try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost":
+            return True
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
@@ -220,16 +220,20 @@ def is_local(call: Call) -> bool:
     connection = call.connection
     if connection is None or not connection.loopback or forwarded(call):
         return False
-    try:
-        return is_loopback_name(call.header(b"host"))
-    except ValueError:
-        return False
+    return is_loopback_name(call.header(b"host"))
 
 
 def refuse_strangers(call: Call) -> None:
-    """Where no credential is needed, a page of another site must not act through its visitor's browser."""
+    """Where no credential is needed, a page of another site must not act through its visitor's browser.
+
+    Such a page may have its own name lead to this machine, so that the browser takes the two for the same site.
+    """
     origin = call.headers.get(b"origin")
-    if origin is None or call.connection is None:
+    if call.connection is None:
+        return
+    if call.connection.loopback and not call.old and not is_loopback_name(call.header(b"host")):
+        raise AccessRefused("without authentication, this server is called by a name of this machine (localhost)")
+    if origin is None:
         return
     allowed = call.connection.face.origins
     if origin in allowed or b"*" in allowed or origin.partition(b"://")[2] == call.headers.get(b"host"):

@@ -8,14 +8,13 @@ queues to an admin's; how many queues it names is bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from rookery import properties
 from rookery.core.access import Principal
 from rookery.core.queue import Queue
-from rookery.core.snapshots import queue_stats
 from rookery.core.topology import STANDARD_EXCHANGES, Tenant
 from rookery.core.transactions import Publish
 from rookery.errors import NotReady
@@ -31,6 +30,9 @@ READY_QUEUE: Final = "rookery.ready"
 READY_MAX_MS: Final = 5_000
 READY_CACHE_MS: Final = 1_000
 METRICS_QUEUES_MAX: Final = 1_000
+TOTALS_QUEUES_PER_MS: Final = 10
+"""So many queues are summed up for each millisecond that their sums are good for: 10,000 queues, once a second."""
+
 PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 _PROPS: Final = properties.encode(Properties(delivery_mode=2))
@@ -96,6 +98,8 @@ class Operations:
         self._started_ms = started_ms
         self._ready: Ready | None = None
         self._ready_ms = 0
+        self._totals: dict[str, int] = {}
+        self._totals_until_ms = 0
 
     def health(self, call: Call) -> Health:
         """The process is alive."""
@@ -159,23 +163,40 @@ class Operations:
         return Content(_exposition(shown, self._server_values()), PROMETHEUS)
 
     def _metrics(self, principal: Principal | None) -> Metrics:
-        totals = dict.fromkeys([name for name, _, _ in _TOTALS], 0)
         rows: list[QueueMetrics] = []
         omitted = 0
+        if principal is not None:
+            for queue in self._shown_to(principal):
+                if len(rows) < METRICS_QUEUES_MAX:
+                    rows.append(QueueMetrics(queue.tenant.name, queue.name, _values(queue)))
+                else:
+                    omitted += 1
+        return Metrics(self._sums(), rows, omitted)
+
+    def _shown_to(self, principal: Principal) -> Iterable[Queue]:
+        for tenant in self._shard.tenants.values():
+            if tenant.name != SYSTEM_TENANT and (principal.admin or principal.tenant == tenant.name):
+                for queue in tenant.queues.values():
+                    if principal.admin or principal.may("read", queue.name):
+                        yield queue
+
+    def _sums(self) -> dict[str, int]:
+        """The sums over all queues, looked at again the less often the more queues there are."""
+        now = int(self._shard.mono_ms)
+        if self._totals and now < self._totals_until_ms:
+            return self._totals
+        totals = dict.fromkeys([name for name, _, _ in _TOTALS], 0)
+        count = 0
         for tenant in self._shard.tenants.values():
             if tenant.name == SYSTEM_TENANT:
                 continue
-            named = principal is not None and (principal.admin or principal.tenant == tenant.name)
             for queue in tenant.queues.values():
-                values = _values(queue)
-                for name, value in values.items():
+                count += 1
+                for name, value in _values(queue).items():
                     totals[name] = max(totals[name], value) if name == "oldest_age_ms" else totals[name] + value
-                if named and principal is not None and (principal.admin or principal.may("read", queue.name)):
-                    if len(rows) < METRICS_QUEUES_MAX:
-                        rows.append(QueueMetrics(tenant.name, queue.name, values))
-                    else:
-                        omitted += 1
-        return Metrics(totals, rows, omitted)
+        self._totals = totals
+        self._totals_until_ms = now + count // TOTALS_QUEUES_PER_MS
+        return totals
 
     def _server_values(self) -> list[tuple[str, str, str, int]]:
         shard = self._shard
@@ -190,24 +211,8 @@ class Operations:
 
 
 def _values(queue: Queue) -> dict[str, int]:
-    stats: dict[str, Any] = queue_stats(queue)
-    return {
-        "published": stats["published"],
-        "delivered": stats["delivered"],
-        "acked": stats["acked"],
-        "nacked": rest_s2.nacked(queue),
-        "retries": stats["retried"],
-        "expired": stats["expired"],
-        "dead_lettered": stats["dead_lettered"],
-        "dlq_size": stats["dead"],
-        "ready": stats["ready"],
-        "delayed": stats["delayed"],
-        "in_flight": stats["leased"],
-        "bytes": stats["bytes"],
-        "consumers": stats["consumers"],
-        "consumer_lag": stats["consumer_lag"],
-        "oldest_age_ms": stats["oldest_age_ms"],
-    }
+    stats = rest_s2.show_stats(queue)
+    return {name: getattr(stats, name) for name, _, _ in _TOTALS}
 
 
 def _exposition(shown: Metrics, server: list[tuple[str, str, str, int]]) -> bytes:

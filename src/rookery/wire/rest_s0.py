@@ -12,6 +12,7 @@ import binascii
 import uuid
 from collections import OrderedDict
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -140,7 +141,7 @@ class S0:
             self._remember(found, number, int(lease.entry.seq))
             call.tag = lease.token()
             text, coded = _payload(lease.entry)
-            return Answer(200, Claimed(self._id(number), text, coded), {"X-Lease": call.tag})
+            return Answer(200, Claimed(self._id(number), text, coded), {"X-Lease": quote(call.tag)})
 
         return self._rest.claim(call, found, 1, options.claim_lease_ms, options.claim_wait_ms, done)
 
@@ -241,7 +242,7 @@ class S0:
         call.tag = message_id
         number = self._number(message_id)
         lease = self._current(found, number) if number > 0 else None
-        if lease is None or not lease.live or (token and lease.token() != token):
+        if lease is None or not lease.live or (token and token not in (lease.token(), quote(lease.token()))):
             raise NotFound(f"message not found in-flight: {message_id}")
         return lease
 

@@ -14,7 +14,7 @@ from rookery import properties
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
-from rookery.core.snapshots import queue_stats
+from rookery.core.snapshots import dead_count
 from rookery.errors import InvalidArgument
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
@@ -152,6 +152,7 @@ class QueueStats(msgspec.Struct):
     acked: int
     nacked: int
     expired: int
+    dead_lettered: int
     bytes: int
     consumers: int
     consumer_lag: int
@@ -159,23 +160,24 @@ class QueueStats(msgspec.Struct):
 
 
 def show_stats(queue: Queue) -> QueueStats:
-    stats = queue_stats(queue)
+    ready, leased = int(queue.ready), int(queue.leased)
     return QueueStats(
         queue=queue.name,
-        ready=stats["ready"],
-        delayed=stats["delayed"],
-        in_flight=stats["leased"],
-        retries=stats["retried"],
-        dlq_size=stats["dead"],
-        published=stats["published"],
-        delivered=stats["delivered"],
-        acked=stats["acked"],
+        ready=ready,
+        delayed=int(queue.delayed),
+        in_flight=leased,
+        retries=int(queue.retried),
+        dlq_size=dead_count(queue),
+        published=int(queue.published),
+        delivered=int(queue.delivered),
+        acked=int(queue.acked),
         nacked=nacked(queue),
-        expired=stats["expired"],
-        bytes=stats["bytes"],
-        consumers=stats["consumers"],
-        consumer_lag=stats["consumer_lag"],
-        oldest_age_ms=stats["oldest_age_ms"],
+        expired=int(queue.expired),
+        dead_lettered=int(queue.dead_lettered),
+        bytes=int(queue.bytes),
+        consumers=queue.consumers(),
+        consumer_lag=ready + leased,
+        oldest_age_ms=int(queue.oldest_age_ms()),
     )
 
 
