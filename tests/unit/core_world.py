@@ -220,7 +220,8 @@ def _check_memory(tenant: Tenant) -> None:
     """Every message held is counted once, however many queues hold it."""
     held: dict[int, Message] = {}
     stays: Counter[int] = Counter()
-    for queue in tenant.queues.values():
+    feeds = [feed.queue for feed in tenant.shard.feeds if feed.stream.tenant is tenant]
+    for queue in [*tenant.queues.values(), *feeds]:
         entries = _entries(queue)
         if entries is None:
             return

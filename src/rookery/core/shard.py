@@ -20,6 +20,7 @@ from rookery.core.cuts import Cuts
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.events import Events
+from rookery.core.feeds import Feed, ReadSealed, fill_all, go_on
 from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
@@ -73,6 +74,8 @@ class Shard:
         self.staging = Staging(self)
         self.cuts = Cuts(self)
         self.events = Events(self)
+        self.feeds: list[Feed] = []
+        self.read_sealed: ReadSealed | None = None
         # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}
         # above so much memory, lines are paged out; a broker in memory refuses at its limit instead
@@ -275,18 +278,22 @@ class Shard:
         return list(found.values())
 
     def flush(self) -> None:
-        """End the turn: pump every queue that settling or returning made dirty."""
-        while self.dirty:
+        """End the turn: tell who follows streams, and pump every queue that settling or returning made dirty."""
+        if self.feeds:
+            fill_all(self)
+        while self.dirty or self.stirred:
+            if self.stirred:
+                stirred = self.stirred
+                self.stirred = []
+                for partition in stirred:
+                    partition.tell()
             dirty = self.dirty
             self.dirty = []
             for queue in dirty:
                 if not queue.deleted:
                     queue.pump()
-        if self.stirred:
-            stirred = self.stirred
-            self.stirred = []
-            for partition in stirred:
-                partition.tell()
+        if self.feeds:
+            go_on(self)
 
     def next_due_ms(self) -> i64:
         """Milliseconds until something becomes due, NEVER when nothing will."""

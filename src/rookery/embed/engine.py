@@ -24,7 +24,7 @@ from rookery.core import ranges
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition
-from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, StoreDamaged, StoreError
+from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, RookeryError, StoreDamaged, StoreError
 from rookery.model import NEVER
 from rookery.store.file import FileMedium
 from rookery.store.history import History, Reading
@@ -150,10 +150,25 @@ class _Engine:
         self.history = History(self.shard, journal, directory / "streams", self._post)
         try:
             self.history.open()
+            self.shard.read_sealed = self._read_sealed
         except BaseException:
             journal.close()
             self.journal = None
             raise
+
+    def _read_sealed(self, path: str, start: int, stop: int, arrived: Callable[[Sequence[bytes]], None]) -> None:
+        """Read sealed records in a thread, and hand them over in a turn."""
+        history = self.sealing()
+
+        def work() -> None:
+            try:
+                records = history.records(path, start, stop)
+            except RookeryError:
+                # let go of meanwhile: the reader goes on behind it
+                records = []
+            self._post(lambda: arrived(records))
+
+        threading.Thread(target=work, name="rookery-history", daemon=True).start()
 
     def reading(
         self, partition: Partition, start: int, stop: int, columns: Sequence[str] = (), routing_key: str = ""

@@ -1,0 +1,163 @@
+"""A stream for whoever consumes queues: a queue of its own that is fed from the stream, as fast as it is emptied.
+
+A protocol's consumer of a stream subscribes to the feed's queue, so credit, leases and acknowledgements are those of
+any queue; what is settled makes room for the next records. The queue belongs to nobody else, holds few messages, and is
+gone with its consumer. Records of sealed files are read by the owner of the shard, who hands them over later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rookery import properties
+from rookery.core.policy import QueueSettings
+from rookery.core.queue import Queue
+from rookery.core.stream import Follower, Partition, Stream
+from rookery.model import Message
+
+if TYPE_CHECKING:
+    from rookery.core.shard import Shard
+
+OFFSET_HEADER: Final = "x-stream-offset"
+AHEAD: Final = 100
+"""How many records wait in a feed's queue beyond those that its consumer holds."""
+
+AHEAD_BYTES: Final = 1 << 20
+SEALED: Final = 2_000
+
+ReadSealed = Callable[[str, int, int, Callable[[Sequence[bytes]], None]], None]
+"""Reads records of a file from one offset up to another, and hands them over in a later turn."""
+
+
+class Feed(Follower):
+    """Records of some partitions, from positions on, into a queue. `skipped` counts those that were gone by then."""
+
+    def __init__(self, stream: Stream, positions: dict[int, int], on_end: Callable[[str], None]) -> None:
+        shard = stream.tenant.shard
+        settings = QueueSettings()
+        settings.durable = False
+        settings.ordered = False
+        self.stream = stream
+        self.positions = positions
+        self.skipped = 0
+        self.queue = Queue(stream.name, stream.tenant, shard, settings)
+        self.queue.configure(settings)
+        self.queue.owner = self
+        self._on_end = on_end
+        self._turn = 0
+        self._reading = False
+        self._closed = False
+        for index in positions:
+            stream.partition(index).followers.append(self)
+        shard.feeds.append(self)
+
+    def grown(self) -> None:
+        self.fill()
+
+    def ended(self, reason: str) -> None:
+        self._shut()
+        self._on_end(reason)
+
+    def fill(self) -> None:
+        """Take records over as long as there is room; within a turn, before queues are pumped."""
+        queue = self.queue
+        if self._reading or self._closed:
+            return
+        indexes = sorted(self.positions)
+        idle = 0
+        taken = 0
+        while idle < len(indexes) and max(taken, queue.ready) < AHEAD:
+            if queue.bytes - queue.leased_bytes >= AHEAD_BYTES:
+                return
+            self._turn += 1
+            taken += 1
+            index = indexes[self._turn % len(indexes)]
+            idle = 0 if self._take(index, self.stream.partitions[index]) else idle + 1
+            if self._reading:
+                return
+
+    def _take(self, index: int, partition: Partition) -> bool:
+        """Take the next record of a partition; False when there is none."""
+        position = self.positions[index]
+        if position < partition.first:
+            self.skipped += int(partition.first) - position
+            position = self.positions[index] = int(partition.first)
+        if position >= partition.visible:
+            return False
+        if position < partition.tail:
+            self._read_sealed(index, partition, position)
+            return True
+        self._offer(index, position, partition.record(position))
+        return True
+
+    def _offer(self, index: int, offset: int, record: bytes) -> None:
+        shard = self.stream.tenant.shard
+        stored = shard.message_of(record)
+        props = properties.with_headers(stored.props, {OFFSET_HEADER: offset})
+        message = Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0)
+        self.positions[index] = offset + 1
+        self.queue.offer(message, 0)
+
+    def _read_sealed(self, index: int, partition: Partition, position: int) -> None:
+        file = partition.file_of(position)
+        read = self.stream.tenant.shard.read_sealed
+        assert file is not None
+        if read is None:
+            # nobody can: what is sealed is passed over, and counted
+            self.skipped += int(partition.tail) - position
+            self.positions[index] = int(partition.tail)
+            return
+        self._reading = True
+        stop = min(position + SEALED, int(file.last) + 1)
+
+        def arrived(records: Sequence[bytes]) -> None:
+            self._reading = False
+            if self._closed:
+                return
+            for offset, record in enumerate(records, position):
+                self._offer(index, offset, record)
+            if not records:
+                # the file was let go of, or cannot be read
+                self.skipped += stop - position
+                self.positions[index] = stop
+            self.fill()
+
+        read(file.path, position, stop, arrived)
+
+    def close(self) -> None:
+        """The consumer is gone."""
+        if not self._closed:
+            for index in self.positions:
+                followers = self.stream.partitions[index].followers
+                if self in followers:
+                    followers.remove(self)
+            self._shut()
+
+    def _shut(self) -> None:
+        self._closed = True
+        shard = self.stream.tenant.shard
+        if self in shard.feeds:
+            shard.feeds.remove(self)
+        self.queue.empty()
+        self.queue.deleted = True
+
+    def has_more(self) -> bool:
+        """Whether its queue has room, and the stream something for it."""
+        if self._reading or self._closed or self.queue.ready:
+            return False
+        return any(position < self.stream.partitions[index].visible for index, position in self.positions.items())
+
+
+def fill_all(shard: Shard) -> None:
+    """Fill the queues that were emptied. What is taken in one turn is bounded: if there is more, another one is due."""
+    for feed in list(shard.feeds):
+        feed.fill()
+
+
+def go_on(shard: Shard) -> None:
+    """Have another turn if a feed was emptied at once."""
+    for feed in shard.feeds:
+        if feed.has_more():
+            shard.streams_due_ms = shard.mono_ms
+            return
