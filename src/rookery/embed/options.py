@@ -139,7 +139,7 @@ class Config:
     enable_persistence: bool = False
     persistence_path: str = ""
     sync: str = "always"
-    page_bytes: int = 256 << 20
+    page_bytes: int = 128 << 20
     compression: str = "zlib"
     compress_min_bytes: int = 4096
     require_body: bool = False

@@ -15,7 +15,8 @@ from typing import Final
 from rookery._bytes import read_i32_be
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS, SPILLED, Pager
 
-WINDOW_BYTES: Final = 256 << 10
+WINDOW_BYTES: Final = 1 << 20
+UNWRITTEN_BYTES: Final = 256 << 10
 SPILL_BYTES: Final = 64 << 20
 
 
@@ -37,7 +38,7 @@ class _Spill:
         at = self.size
         self._unwritten += record
         self.live += 1
-        if len(self._unwritten) >= WINDOW_BYTES:
+        if len(self._unwritten) >= UNWRITTEN_BYTES:
             self._flush()
         return at
 
