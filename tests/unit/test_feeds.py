@@ -104,7 +104,7 @@ def test_sealed_records_come_when_they_were_read(world: World) -> None:
     row = {"path": "f", "first": 0, "last": 3, "first_ms": 1, "last_ms": 1, "bytes": 1}
     partition.files.append(SealedFile(row))
     asked: list[tuple[str, int, int, Callable[[Sequence[bytes]], None]]] = []
-    world.shard.read_sealed = lambda *call: asked.append(call)  # type: ignore[misc]
+    world.shard.read_sealed = lambda *call: asked.append(call)
     _, mailbox, _ = follow(world, stream, 10, p0=1)
     assert taken(mailbox) == []
     ((path, start, stop, arrived),) = asked
