@@ -100,8 +100,9 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     }
     if route.tag:
         operation["tags"] = [route.tag]
-    if not route.open:
-        operation["security"] = [{name: []} for name in _SCHEMES]
+    if not route.public:
+        either: list[dict[str, list[str]]] = [{name: []} for name in _SCHEMES]
+        operation["security"] = [{}, *either] if route.open else either
     if route.parameters:
         operation["parameters"] = [_parameter(each, schemas) for each in route.parameters]
     if route.body is not None:
@@ -187,6 +188,6 @@ class Docs:
 
 def add_routes(router: Router, version: str) -> None:
     docs = Docs(router, version)
-    router.add("GET", "/openapi.json", docs.openapi, {200: bytes}, open=True, tag="operations")
-    router.add("GET", "/docs", docs.page, {200: bytes}, open=True, hidden=True)
-    router.add("GET", "/docs/{file}", docs.asset, {200: bytes}, open=True, hidden=True)
+    router.add("GET", "/openapi.json", docs.openapi, {200: bytes}, public=True, tag="operations")
+    router.add("GET", "/docs", docs.page, {200: bytes}, public=True, hidden=True)
+    router.add("GET", "/docs/{file}", docs.asset, {200: bytes}, public=True, hidden=True)

@@ -82,7 +82,9 @@ class Parameter:
 
 @final
 class Route:
-    """One method of one path. `open` needs no credential; `errors` words errors in a way of its own."""
+    """One method of one path. `open` needs no credential, `public` does not even look at one; `errors` words errors in
+    a way of its own.
+    """
 
     def __init__(
         self,
@@ -94,12 +96,14 @@ class Route:
         tag: str,
         errors: Any,
         hidden: bool,
+        public: bool,
     ) -> None:
         self.method = method
         self.template = template
         self.handler = handler
         self.answers = answers
-        self.open = open
+        self.open = open or public
+        self.public = public
         self.tag = tag
         self.errors = errors
         self.hidden = hidden
@@ -240,6 +244,7 @@ class Router:
         tag: str = "",
         errors: Any = None,
         hidden: bool = False,
+        public: bool = False,
     ) -> None:
         """Let `handler` answer a method, or several divided by spaces, of a path such as `/queues/{name}`. The first of
         `answers` is the status of a plain value.
@@ -253,7 +258,7 @@ class Router:
                 node = node.children.setdefault(part, _Node())
         for method in methods.split():
             assert method not in node.routes, f"{method} {template} is there already"
-            route = Route(method, template, handler, answers, open, tag, errors, hidden)
+            route = Route(method, template, handler, answers, open, tag, errors, hidden, public)
             node.routes[method] = route
             self.routes.append(route)
 
@@ -308,8 +313,9 @@ class Router:
             if call.method == "OPTIONS":
                 self._options(call)
                 return
-            call.route, call.path = self.find(call.method, call.url)
-            if self._authenticator.identify(call, self._run):
+            route, call.path = self.find(call.method, call.url)
+            call.route = route
+            if route.public or self._authenticator.identify(call, self._run):
                 self._run(call)
         except RookeryError as error:
             self.fail(call, error)

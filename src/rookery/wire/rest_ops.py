@@ -244,7 +244,7 @@ def _escape(text: str) -> str:
 
 def add_routes(router: Router, operations: Operations) -> None:
     for root in ("", "/api/v1"):
-        router.add("GET", f"{root}/health", operations.health, {200: Health}, open=True, tag="operations")
-        router.add("GET", f"{root}/health/ready", operations.ready, {200: Ready}, open=True, tag="operations")
+        router.add("GET", f"{root}/health", operations.health, {200: Health}, public=True, tag="operations")
+        router.add("GET", f"{root}/health/ready", operations.ready, {200: Ready}, public=True, tag="operations")
         router.add("GET", f"{root}/metrics", operations.metrics, {200: (Metrics, bytes)}, open=True, tag="operations")
     router.add("GET", "/api/v1/stats", operations.stats, {200: Stats}, tag="operations")
