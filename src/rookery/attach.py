@@ -39,6 +39,8 @@ CAPABILITIES: Final[dict[str, object]] = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
+    "connection.blocked": True,
+    "direct_reply_to": True,
 }
 
 

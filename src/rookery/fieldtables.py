@@ -61,6 +61,13 @@ class Timestamp(int):
         return f"Timestamp({int(self)})"
 
 
+@mypyc_attr(native_class=False)
+class Long(int):
+    """A number that travels as 64 bits (l), however small it is. Otherwise an int like any other."""
+
+    __slots__ = ()
+
+
 def decode_table(data: bytes, pos: i64, end: i64) -> dict[str, object]:
     """The table whose fields are data[pos:end], without the length that stands before them in a frame.
 
@@ -259,6 +266,9 @@ def write_field(w: BytesWriter, value: object, name: str, depth: i64) -> None:
     elif isinstance(value, Timestamp):
         w.append(u8(0x54))  # T
         write_unsigned(w, value, name)
+    elif isinstance(value, Long):
+        w.append(u8(0x6C))  # l
+        write_i64_be(w, i64(value))
     elif isinstance(value, int):
         _write_int(w, value, name)
     elif isinstance(value, float):

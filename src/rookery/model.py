@@ -63,7 +63,10 @@ class Death:
         first_ms: i64,
         last_ms: i64,
         count: i64,
-        expiration_ms: i64,
+        expiration_ms: i64 = -1,
+        order: i64 = 0,
+        copies: list[str] | None = None,
+        row: i64 = 0,
     ) -> None:
         self.queue = queue
         self.reason = reason
@@ -74,7 +77,34 @@ class Death:
         self.first_ms: i64 = first_ms
         self.last_ms: i64 = last_ms
         self.count: i64 = count
+        # the time to live the message was published with, -1 for none
         self.expiration_ms: i64 = expiration_ms
+        # 0 for the first death of the message, 1 for the next in another queue or for another reason, ...
+        self.order: i64 = order
+        # other keys it was published with (CC)
+        self.copies: list[str] = copies if copies is not None else []
+        # where RabbitMQ would have it in the header x-death
+        self.row: i64 = row
+
+    def at(self, row: i64) -> Death:
+        """The same in another row; deaths are shared by all copies of a letter."""
+        if row == self.row:
+            return self
+        return Death(
+            self.queue,
+            self.reason,
+            self.detail,
+            self.exchange,
+            self.key,
+            self.attempts,
+            self.first_ms,
+            self.last_ms,
+            self.count,
+            self.expiration_ms,
+            self.order,
+            self.copies,
+            row,
+        )
 
     def as_dict(self) -> dict[str, object]:
         row: dict[str, object] = {
@@ -88,8 +118,14 @@ class Death:
             "last_ms": self.last_ms,
             "count": self.count,
         }
-        if self.expiration_ms:
+        if self.expiration_ms >= 0:
             row["expiration_ms"] = self.expiration_ms
+        if self.order:
+            row["order"] = self.order
+        if self.copies:
+            row["copies"] = list(self.copies)
+        if self.row:
+            row["row"] = self.row
         return row
 
 

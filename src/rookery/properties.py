@@ -53,6 +53,7 @@ __all__ = [
     "encode_table",
     "expiration_ms",
     "header",
+    "header_type",
     "headers",
     "message_id",
     "priority",
@@ -60,6 +61,7 @@ __all__ = [
     "timestamp",
     "user_id",
     "with_headers",
+    "with_reply_to",
     "without_expiration",
     "write_table",
 ]
@@ -422,8 +424,26 @@ def header(props: bytes, name: str) -> object:
     return None if found < 0 else read_field(props, found, end, 1)[0]
 
 
-def with_headers(props: bytes, updates: dict[str, object]) -> bytes:
-    """The list with these headers set. A None value takes the header away; without any left the property goes too.
+def header_type(props: bytes, name: str) -> str:
+    """The type octet of a header, empty when there is none of that name."""
+    flags = _flags(props)
+    if not flags & _HEADERS:
+        return ""
+    pos = _place(props, flags, _HEADERS)
+    end = _after_sized(props, pos, len(props))
+    pos += 4
+    found = ""
+    while pos < end:
+        key, pos = read_name(props, pos, end)
+        if key == name:
+            found = chr(props[pos])
+        pos = after_field(props, pos, end)
+    return found
+
+
+def with_headers(props: bytes, updates: dict[str, object], keep: bool = False) -> bytes:
+    """The list with these headers set. A None value takes the header away; without any left the property goes too,
+    unless it is to be kept.
 
     Headers that are not named keep their bytes, so also the field types that Python does not tell apart.
     """
@@ -445,14 +465,26 @@ def with_headers(props: bytes, updates: dict[str, object]) -> bytes:
             label = key if isinstance(key, str) else "headers"
             write_short(kept, key, label)
             write_field(kept, new, label, 1)
-    flags = flags | _HEADERS if len(kept) else flags & ~_HEADERS
+    keep = (keep and flags & _HEADERS != 0) or len(kept) > 0
+    flags = flags | _HEADERS if keep else flags & ~_HEADERS
     w = BytesWriter()
     _put_word(w, flags)
     w.write(props[2:start])
-    if len(kept):
+    if keep:
         write_size(w, len(kept), "headers")
         w.write(kept.getvalue())
     w.write(props[stop:])
+    return w.getvalue()
+
+
+def with_reply_to(props: bytes, reply_to: str) -> bytes:
+    """The list with another address to reply to; it must have had one."""
+    flags = _flags(props)
+    start = _place(props, flags, _REPLY_TO)
+    w = BytesWriter()
+    w.write(props[:start])
+    write_short(w, reply_to, "reply_to")
+    w.write(props[_after_short(props, start, len(props)) :])
     return w.getvalue()
 
 

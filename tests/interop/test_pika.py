@@ -293,13 +293,24 @@ def test_memory_limit(tmp_path: Path) -> None:
         connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.amqp))
         channel = connection.channel()
         channel.queue_declare("q")
-        channel.confirm_delivery()
-        for _ in range(11):
+        told: list[str] = []
+        connection.add_on_connection_blocked_callback(lambda _, frame: told.append(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda *_: told.append("unblocked"))
+        published = 0
+        while not told:
             channel.basic_publish("", "q", bytes(100_000))
-        with pytest.raises(pika.exceptions.NackError):
-            channel.basic_publish("", "q", bytes(100_000))
-        assert channel.basic_get("q", auto_ack=True)[0] is not None
-        channel.basic_publish("", "q", bytes(90_000))
+            published += 1
+            connection.process_data_events(0.1)
+        assert told == ["low on memory"]
+        # who consumes is not held, and makes room
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.amqp)) as other:
+            taking = other.channel()
+            taken = 0
+            while taken < published:
+                taken += taking.basic_get("q", auto_ack=True)[0] is not None
+        while len(told) < 2:
+            connection.process_data_events(0.1)
+        assert told == ["low on memory", "unblocked"]
         connection.close()
 
 

@@ -113,7 +113,7 @@ class Record:
     def expires_ms(self) -> int | None:
         """When its time is up, None for never."""
         ends = [self.copy.expires_ms] if self.copy.expires_ms else []
-        if self.account.terms.ttl_ms:
+        if self.account.terms.ttl_ms >= 0:
             ends.append(self.since_ms + self.account.terms.ttl_ms)
         return min(ends) if ends else None
 

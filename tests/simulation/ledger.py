@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rookery import properties
 from tests.simulation import audit
 from tests.simulation.accounts import (
     DELAYED,
@@ -347,7 +348,8 @@ class Ledger:
     def letter(self, account: Account, copy: Copy, attempts: int, reason: str) -> Copy:
         """What a death in that queue makes of a message."""
         now = self.shard.wall_ms
-        line = Dying(account.name, reason, 1, attempts, now, now, copy.exchange, copy.key, copy.expires_ms)
+        expiration_ms = properties.expiration_ms(copy.props) if copy.expires_ms else -1
+        line = Dying(account.name, reason, 1, attempts, now, now, copy.exchange, copy.key, expiration_ms)
         props = copy.bare if copy.expires_ms else copy.props
         history = history_with(line, copy.history)
         return replace(copy, props=props, expires_ms=0, dead=True, history=history, holders=0)

@@ -5,7 +5,7 @@ The ledger asks these what the core should have done. Nothing here is taken from
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 FACES: dict[str, dict[str, object]] = {
@@ -25,7 +25,7 @@ FACES: dict[str, dict[str, object]] = {
 DEFAULTS: dict[str, object] = {
     "auto_delete": False,
     "expires_ms": 0,
-    "ttl_ms": 0,
+    "ttl_ms": -1,
     "length_max": None,
     "bytes_max": None,
     "overflow": "drop-head",
@@ -229,24 +229,21 @@ class Dying:
 
 def history_with(newest: Dying, before: list[Dying]) -> list[Dying]:
     """The history, newest first: one line per queue and reason."""
-    count, first_ms = 1, newest.first_ms
+    last = newest
     rest = []
     for line in before:
         if (line.queue, line.reason) == (newest.queue, newest.reason):
-            count, first_ms = line.count + 1, line.first_ms
+            # how it came is told of the first time
+            last = replace(
+                newest,
+                count=line.count + 1,
+                first_ms=line.first_ms,
+                exchange=line.exchange,
+                key=line.key,
+                expiration_ms=line.expiration_ms,
+            )
         else:
             rest.append(line)
-    last = Dying(
-        newest.queue,
-        newest.reason,
-        count,
-        newest.attempts,
-        first_ms,
-        newest.last_ms,
-        newest.exchange,
-        newest.key,
-        newest.expiration_ms,
-    )
     return [last, *rest]
 
 

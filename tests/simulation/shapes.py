@@ -246,7 +246,7 @@ def set_policy(world: World) -> None:
     pattern = rng.choice(("^q", "q0", "d", "^[adq]", "1$"))
     said: dict[str, object] = {}
     if plan.ttl and rng.random() < 0.4:
-        said["ttl_ms"] = rng.choice((0, 30, 400))
+        said["ttl_ms"] = rng.choice((20, 30, 400))
     if plan.bounded and rng.random() < 0.4 and not known.KNOWN_LETTERS_COME_BACK:
         said |= _limits(rng, False)
     if plan.dead_letters and rng.random() < 0.4 and not known.KNOWN_LETTERS_COME_BACK:

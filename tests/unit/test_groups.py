@@ -133,6 +133,7 @@ def test_what_waited_for_a_consumer_that_left_goes_to_the_others(world: World) -
     held = gone.take()
     before = stays.take()
     queue.unsubscribe(gone)
+    world.shard.flush()
     assert len(held) + len(before) + len(stays.take()) == 30
     assert queue.ready == 0
 

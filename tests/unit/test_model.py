@@ -71,7 +71,7 @@ def test_a_dead_letter_keeps_the_public_id_of_the_message_it_was() -> None:
 
 
 def test_a_death_tells_its_story() -> None:
-    death = Death("jobs", "rejected", "bad input", "orders", "eu.new", 3, 1_000, 2_000, 2, 0)
+    death = Death("jobs", "rejected", "bad input", "orders", "eu.new", 3, 1_000, 2_000, 2)
     assert death.as_dict() == {
         "queue": "jobs",
         "reason": "rejected",

@@ -232,8 +232,8 @@ def test_the_policy_of_highest_priority_counts(world: World) -> None:
     world.tenant.set_policy(Policy("equal", "^orders", {"ttl_ms": 20}, priority=2))
     world.tenant.set_policy(Policy("lowest", "^orders", {"ttl_ms": 30}, priority=-5))
     world.tenant.set_policy(Policy("other", "^bills", {"ttl_ms": 99}, priority=9))
-    assert (queue.ttl_ms, queue.settings.length_max) == (0, 5)
-    for gone, ttl_ms in (("high", 20), ("equal", 10), ("low", 30), ("lowest", 0)):
+    assert (queue.ttl_ms, queue.settings.length_max) == (-1, 5)
+    for gone, ttl_ms in (("high", 20), ("equal", 10), ("low", 30), ("lowest", -1)):
         world.tenant.delete_policy(gone)
         assert (queue.ttl_ms, queue.settings.length_max) == (ttl_ms, -1)
     with pytest.raises(NotFound) as caught:

@@ -79,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
         settings: dict[str, Any] = {
             "ordered": ordered,
             "max_attempts": max_attempts,
-            "ttl_ms": ttl_ms,
+            "ttl_ms": ttl_ms or None,
             "backoff_base_ms": backoff_ms,
             "dead_letter_queue": "graves" if buries else None,
         }

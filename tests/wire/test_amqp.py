@@ -167,12 +167,12 @@ CONVERSATIONS: list[tuple[str, bytes, bytes]] = [
     (
         "2.3.5.1 method on a channel that is not open",
         OPENED + DECLARE_Q,
-        close_of(0, 504, "CHANNEL_ERROR - expected 'channel.open'"),
+        close_of(0, 504, "CHANNEL_ERROR - expected 'channel.open'", 50, 10),
     ),
     (
         "2.3.5.1 channel opened twice",
         READY + method(1, 20, 10, b"\x00"),
-        CHANNEL_OPEN_OK + close_of(0, 504, "CHANNEL_ERROR - second 'channel.open' seen"),
+        CHANNEL_OPEN_OK + close_of(0, 504, "CHANNEL_ERROR - second 'channel.open' seen", 20, 10),
     ),
     (
         "4.2.6 header without a publish",
@@ -182,42 +182,65 @@ CONVERSATIONS: list[tuple[str, bytes, bytes]] = [
     (
         "4.2.6 method where content belongs",
         READY + method(1, 60, 40, short(0) + short_string("") + short_string("q") + octet(0)) + DECLARE_Q,
-        CHANNEL_OPEN_OK + close_of(0, 505, "UNEXPECTED_FRAME - expected a content frame, got a method"),
+        CHANNEL_OPEN_OK
+        + close_of(
+            0,
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+            60,
+            40,
+        ),
     ),
     (
         "1.8.3.7 immediate",
         READY + publish(1, "", "q", b"", bits=2),
-        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - immediate=true"),
+        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - immediate=true", 60, 40),
     ),
     (
-        "1.9.2.1 tx.select",
-        READY + method(1, 90, 10),
-        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - method 90.10 is not implemented"),
+        "a class that does not exist",
+        READY + method(1, 91, 10),
+        CHANNEL_OPEN_OK + close_of(0, 503, "COMMAND_INVALID - unimplemented method", 91, 10),
+    ),
+    (
+        "1.9.2.1 tx.select, 1.9.2.3 commit, 1.9.2.5 rollback",
+        READY + method(1, 90, 10) + method(1, 90, 20) + method(1, 90, 30),
+        CHANNEL_OPEN_OK + method(1, 90, 11) + method(1, 90, 21) + method(1, 90, 31),
+    ),
+    (
+        "access.request of AMQP 0-8",
+        READY + method(1, 30, 10, short_string("/data") + octet(31)),
+        CHANNEL_OPEN_OK + method(1, 30, 11, short(1)),
+    ),
+    ("1.8.3.13 recover-async", READY + method(1, 60, 100, octet(1)) + DECLARE_Q, CHANNEL_OPEN_OK + DECLARED_Q),
+    (
+        "connection.update-secret",
+        READY + method(0, 10, 70, long_string(b"guest") + b"\x00"),
+        CHANNEL_OPEN_OK + method(0, 10, 71),
     ),
     (
         "1.5.2.3 channel.flow off",
         READY + method(1, 20, 20, b"\x00"),
-        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - active=false"),
+        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - active=false", 20, 20),
     ),
     (
         "1.8.3.14 recover without requeue",
         READY + method(1, 60, 110, octet(0)),
-        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - requeue=false"),
+        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - requeue=false", 60, 110),
     ),
     (
         "1.8.3.1 qos by size",
         READY + method(1, 60, 10, long(5) + short(0) + octet(0)),
-        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - prefetch_size!=0 (5)"),
+        CHANNEL_OPEN_OK + close_of(0, 540, "NOT_IMPLEMENTED - prefetch_size!=0 (5)", 60, 10),
     ),
     (
         "4.2.5.3 arguments cut off",
         READY + method(1, 50, 10, short(0) + b"\x09q"),
-        CHANNEL_OPEN_OK + close_of(0, 502, "SYNTAX_ERROR - a method's arguments are cut off"),
+        CHANNEL_OPEN_OK + close_of(0, 502, "SYNTAX_ERROR - a method's arguments are cut off", 50, 10),
     ),
     (
         "1.4.2.8 connection.open of an unknown vhost",
         PROTOCOL + start_ok() + tune_ok() + open_vhost("nowhere"),
-        close_of(0, 530, "NOT_ALLOWED - vhost nowhere not found"),
+        close_of(0, 530, "NOT_ALLOWED - vhost nowhere not found", 10, 40),
     ),
     (
         "1.4.2.10 connection.close",
@@ -432,15 +455,15 @@ def test_frames_before_tuning_are_small(broker: Broker) -> None:
 
 
 def test_after_a_hard_error_only_close_ok_counts(peer: Peer) -> None:
-    received = peer.ask(method(1, 90, 10) + DECLARE_Q + publish(1, "", "q", b"x") + HEARTBEAT + method(0, 10, 51))
-    assert closed(received[0], hard=True).code == 540
+    received = peer.ask(method(1, 91, 10) + DECLARE_Q + publish(1, "", "q", b"x") + HEARTBEAT + method(0, 10, 51))
+    assert closed(received[0], hard=True).code == 503
     assert len(received) == 1
     assert "q" not in peer.broker.tenant.queues
     assert peer.transport.closed
 
 
 def test_both_sides_close_at_once(peer: Peer) -> None:
-    received = peer.ask(method(1, 90, 10) + method(0, 10, 50, short(200) + b"\x00" + long(0)))
+    received = peer.ask(method(1, 91, 10) + method(0, 10, 50, short(200) + b"\x00" + long(0)))
     assert [each.name for each in received] == [(10, 50), (10, 51)]
     assert peer.transport.closed
 
@@ -453,7 +476,7 @@ def test_content_errors(broker: Broker) -> None:
         (start + header(1, 2) + header(1, 2), 505),
         (start + header(1, 2) + bodies(1, b"xyz"), 501),
         (start + frame(2, 1, short(60) + short(0) + longlong(0)), 501),
-        (start + frame(2, 1, short(61) + short(0) + longlong(0) + b"\x00\x00"), 501),
+        (start + frame(2, 1, short(61) + short(0) + longlong(0) + b"\x00\x00"), 505),
         (start + frame(2, 1, short(60) + short(0) + longlong(1 << 63) + b"\x00\x00"), 501),
         (start + header(1, 0, b"\x80\x00\x09abc"), 502),
         (start + header(1, 0, b"\x00\x00\x00"), 502),
@@ -1090,12 +1113,14 @@ def test_old_deliveries_are_settled_by_multiple_too(peer: Peer) -> None:
 
 def test_server_named_and_last_declared(peer: Peer) -> None:
     assert strings(peer.declare("").arguments[:-8]) == ["amq.gen-random1"]
-    assert strings(peer.declare("", bits=1).arguments[:-8]) == ["amq.gen-random1"]
     words = short(0) + short_string("") + short_string("amq.topic") + short_string("") + b"\x00" + NO_ARGUMENTS
     assert peer.call(1, 50, 20, words).name == (50, 21)
     assert peer.broker.tenant.exchanges["amq.topic"].matcher.bindings()[0][0] == "amq.gen-random1"
     fresh = another(peer.broker)
-    assert closed(fresh.declare("", bits=1)) == (404, "NOT_FOUND - no previously declared queue", (50, 10))
+    assert closed(fresh.declare("", bits=1)) == (404, "NOT_FOUND - no queue '' in vhost '/'", (50, 10))
+    fresh = another(peer.broker)
+    (answer,) = fresh.get("")
+    assert closed(answer) == (404, "NOT_FOUND - no previously declared queue", (60, 70))
 
 
 def test_declare_counts(peer: Peer) -> None:
@@ -1118,7 +1143,12 @@ ARGUMENTS: list[tuple[str, object, str, object]] = [
     ("x-max-priority", 10, "priority_max", 10),
     ("x-single-active-consumer", True, "single_active", True),
     ("x-delivery-limit", 3, "max_attempts", 4),
-    ("x-queue-type", "quorum", "durable", True),
+    ("x-queue-type", "quorum", "queue_type", "quorum"),
+    ("x-queue-type", "classic", "queue_type", "classic"),
+    ("x-consumer-timeout", 60000, "consumer_timeout_ms", 60000),
+    ("x-message-deduplication", True, "dedup", True),
+    ("x-deduplication-window", 5000, "dedup_window_ms", 5000),
+    ("x-queue-mode", "lazy", "durable", True),
     ("x-something-else", "?", "durable", True),
 ]
 
@@ -1133,38 +1163,62 @@ def test_arguments_become_settings(peer: Peer, argument: str, value: Any, settin
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "code"),
+    ("argument", "value", "problem"),
     [
-        ("x-message-ttl", -1, 406),
-        ("x-message-ttl", "soon", 406),
-        ("x-expires", 0, 406),
-        ("x-max-length", -1, 406),
-        ("x-max-length", True, 406),
-        ("x-overflow", "explode", 406),
-        ("x-overflow", 1, 406),
-        ("x-max-priority", 256, 406),
-        ("x-max-priority", -1, 406),
-        ("x-delivery-limit", "a", 406),
-        ("x-delivery-limit", -1, 406),
-        ("x-single-active-consumer", 1, 406),
-        ("x-dead-letter-exchange", 5, 406),
-        ("x-dead-letter-routing-key", "k", 406),
+        ("x-message-ttl", -1, "{value_negative,-1}"),
+        ("x-message-ttl", "soon", '"expected integer, got longstr"'),
+        ("x-message-ttl", 1 << 60, "{value_too_large,1152921504606846976}"),
+        ("x-expires", 0, "{value_zero,0}"),
+        ("x-max-length", -1, "{value_negative,-1}"),
+        ("x-max-length", True, '"expected integer, got bool"'),
+        ("x-overflow", "explode", "invalid_overflow"),
+        ("x-overflow", 1, "{unacceptable_type,long}"),
+        ("x-max-priority", 256, "{max_value_exceeded,256}"),
+        ("x-max-priority", -1, "{value_negative,-1}"),
+        ("x-delivery-limit", "a", '"expected integer, got longstr"'),
+        ("x-delivery-limit", -1, "{value_negative,-1}"),
+        ("x-consumer-timeout", 0, "{value_zero,0}"),
+        ("x-single-active-consumer", 1, "{unacceptable_type,long}"),
+        ("x-message-deduplication", "yes", "{unacceptable_type,longstr}"),
+        ("x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
+        ("x-dead-letter-routing-key", 5, "{unacceptable_type,long}"),
+        ("x-queue-type", "stream", "\"unsupported queue type 'stream'\""),
+        ("x-queue-type", 5, "{unacceptable_type,long}"),
+        ("x-queue-mode", "eager", "\"unsupported queue mode 'eager'\""),
+        ("x-queue-mode", 1, "{unacceptable_type,long}"),
+        ("x-queue-version", 3, "\"unsupported queue version '3'\""),
     ],
 )
-def test_invalid_arguments(peer: Peer, argument: str, value: Any, code: int) -> None:
+def test_invalid_arguments(peer: Peer, argument: str, value: Any, problem: str) -> None:
     refusal = closed(peer.declare("q", **{argument: value}))
-    assert refusal.code == code
-    assert refusal.text.startswith(f"PRECONDITION_FAILED - invalid arg '{argument}' for queue 'q' in vhost '/': ")
+    assert refusal.code == 406
+    assert refusal.text == f"PRECONDITION_FAILED - invalid arg '{argument}' for queue 'q' in vhost '/': {problem}"
     assert "q" not in peer.broker.tenant.queues
 
 
-def test_queue_types_that_do_not_exist_here(peer: Peer) -> None:
-    (answer,) = peer.ask(method(1, 50, 10, short(0) + short_string("q") + octet(2) + table(x_queue_type="stream")))
-    assert closed(answer, hard=True).code == 540
+@pytest.mark.parametrize(
+    ("bits", "arguments", "text"),
+    [
+        (0, {"x-dead-letter-exchange": 5}, "invalid type 'long' for arg 'x-dead-letter-exchange' in {}"),
+        (0, {"x-queue-type": "quorum"}, "invalid property 'non-durable' for {}"),
+        (6, {"x-queue-type": "quorum"}, "invalid property 'exclusive-owner' for {}"),
+        (10, {"x-queue-type": "quorum"}, "invalid property 'auto-delete' for {}"),
+        (
+            2,
+            {"x-queue-type": "quorum", "x-max-priority": 3},
+            "invalid arg 'x-max-priority' for {} of queue type rabbit_quorum_queue",
+        ),
+    ],
+)
+def test_combinations_that_are_refused(peer: Peer, bits: int, arguments: dict[str, Any], text: str) -> None:
+    refusal = closed(peer.declare("q", bits=bits, **arguments))
+    assert refusal[:2] == (406, "PRECONDITION_FAILED - " + text.format("queue 'q' in vhost '/'"))
+    assert "q" not in peer.broker.tenant.queues
 
 
-NUMBER = "the value '{}' of type 'signedint'"
+NUMBER = "the value '{}' of type 'long'"
 TEXT = "the value '{}' of type 'longstr'"
+BOOL = "the value '{}' of type 'bool'"
 
 
 @pytest.mark.parametrize(
@@ -1178,16 +1232,21 @@ TEXT = "the value '{}' of type 'longstr'"
             (0, {"x-delivery-limit": 1}),
             (0, {"x-delivery-limit": 2}),
             "x-delivery-limit",
-            NUMBER.format(2),
-            NUMBER.format(1),
+            "'2'",
+            "'1'",
         ),
         (
             (0, {"x-overflow": "reject-publish-dlx"}),
             (0, {"x-overflow": "drop-head"}),
             "x-overflow",
-            TEXT.format("drop-head"),
-            TEXT.format("reject-publish-dlx"),
+            "'drop-head'",
+            "'reject-publish-dlx'",
         ),
+        ((0, {"x-message-ttl": 5, "x-expires": 5}), (0, {}), "x-expires", "none", NUMBER.format(5)),
+        ((2, {}), (2, {"x-queue-type": "quorum"}), "x-queue-type", TEXT.format("quorum"), "none"),
+        ((0, {"x-colour": "red"}), (0, {"x-colour": "blue"}), "x-colour", "'blue'", "'red'"),
+        ((0, {"x-colour": "red"}), (0, {}), "x-colour", "none", TEXT.format("red")),
+        ((0, {}), (0, {"x-single-active-consumer": True}), "x-single-active-consumer", BOOL.format("true"), "none"),
     ],
 )
 def test_redeclare_must_agree(
@@ -1348,7 +1407,14 @@ def test_exchange_declare(peer: Peer) -> None:
             "ACCESS_REFUSED - exchange name 'amq.mine' contains reserved prefix 'amq.*'",
         ),
         ("amq.direct", "fanout", 2, {}, 406, "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'amq.direct'"),
-        ("x", "direct", 0, {"alternate-exchange": 5}, 406, "PRECONDITION_FAILED - invalid arg 'alternate-exchange'"),
+        (
+            "x",
+            "direct",
+            0,
+            {"alternate-exchange": 5},
+            406,
+            "PRECONDITION_FAILED - invalid type 'long' for arg 'alternate-exchange'",
+        ),
     ],
 )
 def test_exchange_declare_refused(
@@ -1457,7 +1523,7 @@ def test_single_active_consumer(peer: Peer) -> None:
         (method(1, 60, 70, short(0) + short_string("q") + octet(0)), "read access to queue 'q'"),
         (CONSUME_Q, "read access to queue 'q'"),
         (publish(1, "amq.direct", "k"), "write access to exchange 'amq.direct'"),
-        (publish(1, "", "mine"), "write access to exchange ''"),
+        (publish(1, "", "mine"), "write access to exchange 'amq.default'"),
         (
             method(1, 50, 20, short(0) + short_string("mine") + short_string("x") + b"\x00\x00" + NO_ARGUMENTS),
             "read access to exchange 'x'",

@@ -60,7 +60,7 @@ def test_reply_codes_are_hard_or_soft_as_specified() -> None:
     for code in codec.REPLY_NAMES:
         assert codec.Fault(code, "x").hard == (code not in soft | {200})
     assert codec.Fault(404, "no queue 'q'").reply_text() == "NOT_FOUND - no queue 'q'"
-    assert codec.Fault(403, "x", hard=True).hard
+    assert codec.Fault(540, "x", 5).hard
 
 
 class Sink:

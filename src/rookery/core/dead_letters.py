@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i32, i64
 
 from rookery import properties
+from rookery.core import history
+from rookery.core.delays import hold_back
 from rookery.core.entries import PARKED, READY
 from rookery.errors import InvalidArgument, RookeryError
-from rookery.model import DEAD, Death, Message, Route
+from rookery.model import DEAD, PERSISTENT, Death, Message, Route
 
 if TYPE_CHECKING:
     from rookery.core.entries import Entry
@@ -34,6 +36,7 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
     """Put a dead message into the queue's dead-letter target; False when it arrived nowhere."""
     settings = queue.settings
     streams: list[Stream] = []
+    delays = False
     if tenant.death_depth >= DEPTH_MAX or (reason in DECLARED_ONLY and not settings.dead_letter_declared):
         return False
     if settings.dead_letter_exchange is not None:
@@ -42,12 +45,15 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
             tenant.dead_letters_lost += 1
             return False
         key = message.route.key if settings.dead_letter_key is None else settings.dead_letter_key
+        copies = history.copies_of(message.props) if settings.dead_letter_key is None else []
         try:
-            targets = list(tenant.queues_for(tenant.way(exchange, key), message.props))
-            streams = tenant.streams_met
+            way = tenant.joined(exchange, [key, *copies], message.props)
+            targets = way.queues
+            streams = way.streams
         except InvalidArgument:
             targets = []
         name = exchange.name
+        delays = exchange.delays
     elif settings.dead_letter_queue is not None:
         name = ""
         key = settings.dead_letter_queue
@@ -59,17 +65,30 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
     else:
         return False
     letter = _letter(tenant, queue, message, attempts, reason, detail, name, key)
+    due_ms = hold_back(letter, queue.shard.wall_ms) if delays else 0
+    make_lasting(targets, letter)
     arrived = bool(streams)
     for stream in streams:
         stream.append(letter)
     tenant.death_depth += 1
     for target in targets:
-        if not _goes_round(letter, target.name) and target.accept(letter, False):
+        if not _goes_round(letter, target.name) and target.accept(letter, False, due_ms):
             arrived = True
     tenant.death_depth -= 1
     if not arrived:
         tenant.dead_letters_lost += 1
     return arrived
+
+
+def make_lasting(queues: list[Queue], message: Message) -> None:
+    """A message that is about to enter a quorum queue is persistent, whatever its publisher said.
+
+    This is decided before it enters any: what is written is counted by placements.
+    """
+    for queue in queues:
+        if queue.quorum:
+            message.flags |= PERSISTENT
+            return
 
 
 def _letter(
@@ -81,27 +100,36 @@ def _letter(
     props = message.props
     if message.expires_ms:
         props = properties.without_expiration(props)
+    if queue.settings.dead_letter_key is not None and history.copies_of(props):
+        props = properties.with_headers(props, {history.COPIES_HEADER: None})
     flags: i32 = (message.flags & 255) | DEAD
     return Message(route, props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
 
 
 def _history(queue: Queue, message: Message, attempts: i64, reason: str, detail: str) -> list[Death]:
     now = queue.shard.wall_ms
-    expiration = message.expires_ms
+    route = message.route
+    before = route.deaths or history.told(message.props)
+    newest = Death(queue.name, reason, detail or reason, route.exchange, route.key, attempts, now, now, 1)
+    newest.order = len(before)
+    newest.copies = history.copies_of(message.props)
+    if message.expires_ms:
+        newest.expiration_ms = properties.expiration_ms(message.props)
     rest: list[Death] = []
-    count: i64 = 1
-    first = now
-    for death in message.route.deaths:
+    for death in before:
         if death.queue == queue.name and death.reason == reason:
-            count = death.count + 1
-            first = death.first_ms
+            # how it came, and with what time to live, is told of its first death here
+            newest.count = death.count + 1
+            newest.first_ms = death.first_ms
+            newest.exchange = death.exchange
+            newest.key = death.key
+            newest.copies = death.copies
+            newest.expiration_ms = death.expiration_ms
+            newest.order = death.order
         else:
             rest.append(death)
-    route = message.route
-    newest = Death(
-        queue.name, reason, detail or reason, route.exchange, route.key, attempts, first, now, count, expiration
-    )
-    return [newest, *rest]
+    rows = history.rearranged(before, newest)
+    return [newest, *[death.at(rows[death.order]) for death in rest]]
 
 
 def _goes_round(letter: Message, target: str) -> bool:
@@ -120,8 +148,9 @@ def bury_new(tenant: Tenant, targets: list[Queue], origin: str, message: Message
     route.origin_id = message.public_id
     now = tenant.shard.wall_ms
     came = message.route
-    route.deaths = [Death(origin, "rejected", detail, came.exchange, came.key, 0, now, now, 1, 0)]
+    route.deaths = [Death(origin, "rejected", detail, came.exchange, came.key, 0, now, now, 1)]
     letter = Message(route, message.props, message.body, message.id, message.priority, 0, (message.flags & 255) | DEAD)
+    make_lasting(targets, letter)
     for target in targets:
         target.accept(letter, False)
 
@@ -180,6 +209,7 @@ def _revive(tenant: Tenant, queue: Queue, entry: Entry, origin: Queue) -> None:
     route.deaths = list(message.route.deaths)
     flags: i32 = message.flags & 255 & ~DEAD
     revived = Message(route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
+    make_lasting([origin], revived)
     queue.remove(entry)
     queue.moved_out += 1
     origin.accept(revived, True)
@@ -212,6 +242,7 @@ def move(
             message.expires_ms,
             message.flags & 255,
         )
+        make_lasting([target], moving)
         queue.remove(entry)
         queue.moved_out += 1
         target.accept(moving, True)

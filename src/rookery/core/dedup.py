@@ -7,8 +7,25 @@ from __future__ import annotations
 
 from typing import Final
 
+from rookery import properties
+from rookery.errors import InvalidArgument
+
 KEYS_MAX: Final = 1_000_000
 WINDOW_MS: Final = 86_400_000
+
+
+KEY_HEADER: Final = "x-deduplication-header"
+
+
+def dedup_key_of(props: bytes) -> str:
+    """What a message is known by where a queue or an exchange asks for dedup: a header, else its message id."""
+    try:
+        key = properties.header(props, KEY_HEADER)
+        if key is None:
+            key = properties.message_id(props)
+    except InvalidArgument:
+        return ""
+    return "" if key is None else str(key)
 
 
 def scope_of(exchange: str, key: str) -> str:

@@ -126,7 +126,7 @@ class Lines:
     def _pages(self) -> bool:
         """Whether entries of this queue can be paged at all."""
         queue = self._queue
-        return not queue.ttl_ms and not queue.grouped and queue.roster.distribution != KEY_HASH
+        return queue.ttl_ms < 0 and not queue.grouped and queue.roster.distribution != KEY_HASH
 
     def _put_away(self, level: Level, entry: Entry, place: i64) -> None:
         queue = self._queue

@@ -16,18 +16,20 @@ from rookery.core.queue import OVERFLOWS
 from rookery.errors import InvalidArgument, InvalidType
 
 BACKOFFS: Final = ("fixed", "linear", "exponential")
+QUEUE_TYPES: Final = ("classic", "quorum")
+"""A quorum queue keeps every message as if it were persistent, and counts every delivery."""
 TIME_MAX_MS: Final = 1 << 53
 """No delay, lease or time to live may be longer: 285,000 years."""
 
 
 class QueueSettings:
-    """The settings in force for one queue. Durations of 0 and counts below 0 mean "none"."""
+    """The settings in force for one queue. Durations of 0, and a time to live or counts below 0, mean "none"."""
 
     def __init__(self) -> None:
         self.durable = True
         self.auto_delete = False
         self.expires_ms = 0
-        self.ttl_ms = 0
+        self.ttl_ms = -1
         self.length_max = -1
         self.bytes_max = -1
         self.overflow = "drop-head"
@@ -47,6 +49,10 @@ class QueueSettings:
         self.grouped = False
         self.lease_ms = 30_000
         self.dedup_window_ms = 86_400_000
+        self.dedup = False
+        self.queue_type = "classic"
+        self.consumer_timeout_ms = 0
+        self.arguments: dict[str, object] = {}
 
     @property
     def overflow_code(self) -> int:
@@ -107,10 +113,14 @@ SETTINGS: Final[dict[str, _Rule]] = {
     "grouped": ((bool,), None, None, None),
     "lease_ms": ((int,), 1, TIME_MAX_MS, None),
     "dedup_window_ms": ((int,), 1, TIME_MAX_MS, None),
+    "dedup": ((bool,), None, None, None),
+    "queue_type": ((str,), None, None, QUEUE_TYPES),
+    "consumer_timeout_ms": ((int,), 0, TIME_MAX_MS, None),
+    "arguments": ((dict,), None, None, None),
 }
 
 # A policy cannot change what a queue is made of.
-FIXED_AT_DECLARE: Final = frozenset({"durable", "auto_delete", "ordered"})
+FIXED_AT_DECLARE: Final = frozenset({"durable", "auto_delete", "ordered", "queue_type", "arguments"})
 
 FACES: Final[dict[str, dict[str, object]]] = {
     "embedded": {"max_attempts": 4},

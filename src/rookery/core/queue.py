@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i32, i64
 
 from rookery.core.consumers import KEY_HASH, Roster, Subscription
-from rookery.core.entries import DELAYED, GONE, LEASED, READY, Entry, Lease, by_seq
+from rookery.core.dedup import dedup_key_of
+from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, by_seq
 from rookery.core.lines import Lines, count_origin
 from rookery.core.meters import Histogram
 from rookery.core.parking import Parking
@@ -69,7 +70,7 @@ class Queue:
         self.roster = Roster()
         self.settings = settings
         # definition, as `configure` last set it
-        self.ttl_ms: i64 = 0
+        self.ttl_ms: i64 = -1
         self.length_max: i64 = NEVER
         self.bytes_max: i64 = NEVER
         self.bounded = False
@@ -80,6 +81,8 @@ class Queue:
         self.grouped = False
         self.expires_ms: i64 = 0
         self.auto_delete = False
+        self.quorum = False
+        self.dedup = False
         self.owner: object = None
         # state
         self.seq: i64 = 0
@@ -145,6 +148,8 @@ class Queue:
         self.grouped = settings.grouped
         self.expires_ms = settings.expires_ms
         self.auto_delete = settings.auto_delete
+        self.quorum = settings.queue_type == "quorum"
+        self.dedup = settings.dedup
         self.roster.distribution = settings.distribution_code
         self.roster.single_active = settings.single_active
 
@@ -161,13 +166,27 @@ class Queue:
 
     def offer(self, message: Message, due_ms: i64) -> i64:
         """Take a published message in, or say what the overflow rule made of it."""
+        if self.dedup and self.is_repeat(message):
+            return ACCEPTED
         if self.bounded and self.overflow != DROP_HEAD and not self._has_room(message):
             return self._refuse(message)
         self.published += 1
         self._enter(message, due_ms)
+        if self.dedup:
+            self._remember(message)
         return ACCEPTED
 
-    def accept(self, message: Message, moved: bool) -> bool:
+    def is_repeat(self, message: Message) -> bool:
+        """Whether this queue, which asks for it, has had a message with this one's dedup key in its window."""
+        key = dedup_key_of(message.props)
+        return key != "" and self.tenant.is_repeat("queue:" + self.name, key)
+
+    def _remember(self, message: Message) -> None:
+        key = dedup_key_of(message.props)
+        if key:
+            self.tenant.remember("", self.name, key, message.id)
+
+    def accept(self, message: Message, moved: bool, due_ms: i64 = 0) -> bool:
         """Take in a dead letter or a moved message; False when the queue is full and does not drop its head."""
         if self.bounded and self.overflow != DROP_HEAD and not self._has_room(message):
             return False
@@ -175,7 +194,7 @@ class Queue:
             self.moved_in += 1
         else:
             self.dead_lettered_in += 1
-        self._enter(message, 0)
+        self._enter(message, due_ms)
         return True
 
     def has_room_for(self, count: i64, size_bytes: i64) -> bool:
@@ -221,9 +240,12 @@ class Queue:
         self.bytes += len(message.body)
         if message.flags & DEAD:
             count_origin(self.origins, message, 1)
-        if message.expires_ms or self.ttl_ms:
+        late = False
+        if message.expires_ms or self.ttl_ms >= 0:
             if due_ms > now:
                 entry.enqueued_ms = due_ms
+            else:
+                late = self.timing.expiry_of(entry) <= now
             self.timing.index_expiry(entry)
         if due_ms > now:
             entry.enqueued_ms = due_ms
@@ -238,6 +260,10 @@ class Queue:
             self.line_up(entry)
             if self.roster.all:
                 self.pump()
+        if late and (entry.state == READY or entry.state == PARKED):
+            # a time to live of 0: taken at once, or never
+            self.drop_waiting(entry, "expired")
+            return
         if self.bounded:
             self._trim()
         if self.journaled and message.flags & PERSISTENT:
@@ -247,8 +273,12 @@ class Queue:
 
     def admit(self, message: Message, due_ms: i64) -> None:
         """Take a published message in whatever the limits say: they were checked for the whole transaction."""
+        if self.dedup and self.is_repeat(message):
+            return
         self.published += 1
         self._enter(message, due_ms)
+        if self.dedup:
+            self._remember(message)
 
     def line_up(self, entry: Entry) -> None:
         """Make an entry READY at its place."""
@@ -421,7 +451,7 @@ class Queue:
         if self.auto_delete and self.had_consumer and not subscription.once and self.consumers() == 0:
             self.tenant.delete(self, "auto-delete")
             return
-        self.pump()
+        self.mark_dirty()
 
     def consumers(self) -> int:
         """Standing subscriptions; waiting claims do not count."""
@@ -670,7 +700,7 @@ class Queue:
         self.restored += 1
         if message.flags & DEAD:
             count_origin(self.origins, message, 1)
-        if message.expires_ms or self.ttl_ms:
+        if message.expires_ms or self.ttl_ms >= 0:
             self.timing.index_expiry(entry)
         late = due_ms > self.shard.wall_ms
         if late or seq <= self.lines.line_of(message.priority).last_seq:

@@ -641,7 +641,7 @@ def _same(a: object, b: object, depth: i64) -> bool:
     if a is b:
         return True
     if isinstance(a, str) or isinstance(b, str):
-        return a == b
+        return _octets(a) == _octets(b)
     if isinstance(a, bool) or isinstance(b, bool):
         return False
     if isinstance(a, Timestamp) != isinstance(b, Timestamp):
@@ -661,6 +661,11 @@ def _same(a: object, b: object, depth: i64) -> bool:
                 return False
         return True
     return a == b
+
+
+def _octets(value: object) -> object:
+    """A text as it travels: a header may come as text or as bytes."""
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def _named(arguments: dict[str, object] | None, argument: str) -> str | None:

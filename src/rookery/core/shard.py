@@ -17,7 +17,9 @@ from rookery._bytes import BytesWriter, read_i32_be
 from rookery.core import retention, streams
 from rookery.core.consumers import Mailbox
 from rookery.core.cuts import Cuts
-from rookery.core.dedup import scope_of
+from rookery.core.dead_letters import make_lasting
+from rookery.core.dedup import dedup_key_of, scope_of
+from rookery.core.delays import hold_back
 from rookery.core.entries import Entry, Lease
 from rookery.core.events import Events
 from rookery.core.feeds import Feed, ReadSealed, fill_all, go_on
@@ -348,6 +350,15 @@ class Shard:
         if message.flags & SAMPLED:
             self.events.published(tenant, message, len(queues) + len(logs))
         result: i64 = 0
+        dedup_key = ""
+        if way.special:
+            make_lasting(queues, message)
+            if exchange.dedup:
+                dedup_key = dedup_key_of(message.props)
+                if dedup_key and tenant.is_repeat("exchange:" + exchange.name, dedup_key):
+                    return 1
+            if exchange.delays and not due_ms:
+                due_ms = hold_back(message, self.wall_ms)
         if logs:
             for stream in logs:
                 stream.append(message)
@@ -360,6 +371,8 @@ class Shard:
                 result = REFUSED
             elif result >= 0:
                 result += 1
+        if dedup_key and result > 0:
+            tenant.remember(exchange.name, "", dedup_key, message.id)
         return result
 
     def publish(

@@ -89,7 +89,7 @@ class Timing:
         """When the entry's time is up (wall), 0 for never."""
         queue = self._queue
         at = entry.message.expires_ms
-        if queue.ttl_ms:
+        if queue.ttl_ms >= 0:
             by_queue = entry.enqueued_ms + queue.ttl_ms
             if at == 0 or by_queue < at:
                 at = by_queue

@@ -51,6 +51,7 @@ STANDARD_EXCHANGES: Final = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
+DELAYED_KIND: Final = "delayed-message"
 
 
 def check_name(name: object, argument: str, longest: int = NAME_MAX_BYTES) -> str:
@@ -87,7 +88,8 @@ def check_key(key: object, longest: int) -> None:
 class Way:
     """Where messages of one exchange and key go, as long as `version` is the tenant's.
 
-    `by_headers` says that headers may change it, so that each message is routed by itself.
+    `by_headers` says that headers may change it, so that each message is routed by itself; `special` that a message has
+    to be looked at before it enters: the exchange delays or asks for dedup, or one of the queues keeps all it gets.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Way:
         self.streams = streams
         self.version: i64 = version
         self.by_headers = by_headers
+        self.special = by_headers or exchange.dedup or exchange.delays or any(queue.quorum for queue in queues)
 
 
 def headers_for(matcher: Matcher, props: bytes) -> dict[str, object]:
@@ -126,7 +129,11 @@ class Exchange:
         self.auto_delete = False
         self.internal = False
         self.alternate: str = ""
-        self.matcher: Matcher = matcher(kind, arguments)
+        # a delaying exchange routes as another kind does
+        self.delays = kind == DELAYED_KIND
+        self.routing = str(arguments.get("x-delayed-type", "")) if self.delays else kind
+        self.matcher: Matcher = matcher(self.routing, arguments)
+        self.dedup = arguments.get("x-message-deduplication") is True
         self.ways: dict[str, Way] = {}
         self.had_binding = False
         self.published: i64 = 0
@@ -579,6 +586,22 @@ class Tenant:
         exchange.ways[key] = found
         return found
 
+    def joined(self, exchange: Exchange, keys: list[str], props: bytes) -> Way:
+        """One way for all the keys of a message with these properties, each target once; it has the first key's
+        route.
+        """
+        first = self.way(exchange, keys[0])
+        queues: list[Queue] = []
+        streams: list[Stream] = []
+        for key in keys:
+            for queue in self.queues_for(self.way(exchange, key), props):
+                if queue not in queues:
+                    queues.append(queue)
+            for stream in self.streams_met:
+                if stream not in streams:
+                    streams.append(stream)
+        return Way(exchange, first.route, queues, streams, self.version, False)
+
     def queues_for(self, way: Way, props: bytes) -> list[Queue]:
         """The queues that a message with these properties reaches by this way; `streams_met` has the streams."""
         if way.by_headers:
@@ -648,7 +671,18 @@ class Tenant:
     def dedup_window_ms(self, exchange: str, key: str) -> int:
         """How long a dedup key published there is remembered."""
         queue = None if exchange else self.queues.get(key)
-        return WINDOW_MS if queue is None else queue.settings.dedup_window_ms
+        if queue is not None:
+            return queue.settings.dedup_window_ms
+        source = self.exchanges.get(exchange)
+        window = None if source is None else source.arguments.get("x-deduplication-window")
+        return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else WINDOW_MS
+
+    def is_repeat(self, scope: str, dedup_key: str) -> bool:
+        """Whether this key was published there in its window; if so, it counts as a duplicate."""
+        if not self.dedup.find(scope, dedup_key, self.shard.wall_ms):
+            return False
+        self.dedup.duplicates += 1
+        return True
 
     def remember(self, exchange: str, key: str, dedup_key: str, number: int) -> None:
         """A publish used a dedup key: until its window is over, a repeat is answered with this message."""

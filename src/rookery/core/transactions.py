@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i32, i64
 
+from rookery.core.dead_letters import make_lasting
 from rookery.core.dedup import scope_of
+from rookery.core.delays import hold_back
 from rookery.core.entries import Lease
 from rookery.core.queue import REJECT_PUBLISH, REJECT_PUBLISH_DEAD_LETTER, Queue
 from rookery.errors import (
@@ -33,7 +35,7 @@ from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, SAMPLED, Me
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
     from rookery.core.stream import Stream
-    from rookery.core.topology import Exchange, Tenant
+    from rookery.core.topology import Exchange, Tenant, Way
 
 TIMEOUT_MS: Final = 60_000
 TOMBSTONES_MAX: Final = 10_000
@@ -56,6 +58,7 @@ class Publish:
         persistent: bool = True,
         dedup_key: str = "",
         mandatory: bool = False,
+        copies: list[str] | None = None,
     ) -> None:
         self.exchange = exchange
         self.key = key
@@ -67,6 +70,14 @@ class Publish:
         self.persistent = persistent
         self.dedup_key = dedup_key
         self.mandatory = mandatory
+        self.copies = copies if copies is not None else []
+
+    def way(self, tenant: Tenant) -> Way:
+        exchange = tenant.exchange(self.exchange)
+        way = tenant.way(exchange, self.key)
+        if not self.copies and not way.by_headers:
+            return way
+        return tenant.joined(exchange, [self.key, *self.copies], self.props)
 
 
 class Batch:
@@ -249,9 +260,9 @@ def _check(shard: Shard, tenant: Tenant, operations: list[Publish | Settle]) -> 
         if size > tenant.message_bytes_max:
             raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
         memory += size + MESSAGE_OVERHEAD_BYTES
-        way = tenant.way(tenant.exchange(operation.exchange), operation.key)
-        queues = tenant.queues_for(way, operation.props)
-        streams = tenant.streams_met
+        way = operation.way(tenant)
+        queues = way.queues
+        streams = way.streams
         if operation.mandatory and not queues and not streams:
             raise Unroutable(f"no queue for key {operation.key!r} of exchange {operation.exchange!r}", argument="key")
         if operation.dedup_key and (queues or streams):
@@ -340,15 +351,18 @@ def _publish(shard: Shard, tenant: Tenant, p: Publish) -> int:
         if first:
             tenant.dedup.duplicates += 1
             return first
-    way = tenant.way(tenant.exchange(p.exchange), p.key)
+    way = p.way(tenant)
     number = shard.new_id()
     flags: i32 = PERSISTENT if p.persistent else 0
     if shard.events.on:
         flags |= shard.events.mark(number)
     message = Message(way.route, p.props, p.body, number, p.priority, p.expires_ms, flags)
-    queues = tenant.queues_for(way, p.props)
-    streams = tenant.streams_met
-    _post(tenant, way.exchange, queues, streams, message, p.due_ms)
+    queues = way.queues
+    streams = way.streams
+    due_ms: i64 = p.due_ms
+    if way.exchange.delays and not due_ms:
+        due_ms = hold_back(message, shard.wall_ms)
+    _post(tenant, way.exchange, queues, streams, message, due_ms)
     if p.dedup_key and (queues or streams):
         tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
     return message.id
@@ -361,6 +375,7 @@ def _post(
     exchange.published += 1
     exchange.bytes += len(message.body)
     tenant.published += 1
+    make_lasting(queues, message)
     if message.flags & SAMPLED:
         tenant.shard.events.published(tenant, message, len(queues) + len(streams))
     if streams:

@@ -43,7 +43,7 @@ class StreamArguments(TypedDict, total=False):
 
 
 class QueueArguments(TypedDict, total=False):
-    """What may be said about a queue when it is declared, or by a policy. Durations of 0 mean none."""
+    """What may be said about a queue when it is declared, or by a policy. Durations of 0 mean none, but for ttl_ms."""
 
     durable: bool
     auto_delete: bool
@@ -67,6 +67,10 @@ class QueueArguments(TypedDict, total=False):
     grouped: bool
     lease_ms: int
     dedup_window_ms: int
+    dedup: bool
+    queue_type: Literal["classic", "quorum"]
+    consumer_timeout_ms: int
+    arguments: dict[str, object]
 
 
 class ConfigArguments(TypedDict, total=False):

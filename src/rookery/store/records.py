@@ -306,7 +306,10 @@ def decode_history(raw: bytes) -> list[Death]:
             row["first_ms"],
             row["last_ms"],
             row["count"],
-            row.get("expiration_ms", 0),
+            row.get("expiration_ms", -1),
+            row.get("order", 0),
+            row.get("copies"),
+            row.get("row", 0),
         )
         for row in cast(list[dict[str, Any]], decode_json(raw))
     ]

@@ -3,7 +3,8 @@
     header → start-ok → (login) → tune-ok → open → OPEN → close
 
 Frames are parsed in one loop per read; a tail that holds no whole frame is kept and not looked at again until enough of
-it has come. Publishing is done by `amqp_publish`, methods that are not about messages in flight by `amqp_methods`.
+it has come. Publishing is done by `amqp_publish`, or put off by `amqp_parking`; whatever else a channel can be asked
+for is done by `amqp_methods`.
 
 A `Fault` ends the channel or the connection it concerns. Whatever else goes wrong costs this connection and no other.
 """
@@ -33,6 +34,7 @@ from rookery.wire.amqp_codec import (
     CONNECTION_OPEN,
     CONNECTION_START_OK,
     CONNECTION_TUNE_OK,
+    CONNECTION_UPDATE_SECRET,
     FRAME_END,
     FRAME_ERROR,
     FRAME_FIRST_BYTES,
@@ -52,8 +54,10 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_short_string,
 )
-from rookery.wire.amqp_publish import Publisher
-from rookery.wire.turn import UNREAD, Face, Outlet, Peer, Turn
+from rookery.wire.amqp_names import reply_text
+from rookery.wire.amqp_parking import Parking
+from rookery.wire.amqp_publish import Publisher, unexpected
+from rookery.wire.turn import FREE, HELD, UNREAD, Face, Outlet, Peer, Turn
 
 # AmqpConnection.state, in the order in which they are passed
 AWAIT_HEADER: Final = 0
@@ -92,6 +96,8 @@ class AmqpFace(Face):
         self.server_properties: dict[str, object] = {}
         self.connections: dict[int, AmqpConnection] = {}
         self.partial_bytes: i64 = 0
+        # who takes answers by direct reply-to under which name
+        self.replies: dict[str, Channel] = {}
 
     def connect(self) -> Peer:
         return AmqpConnection(self)
@@ -139,6 +145,7 @@ class AmqpConnection(Peer):
         self.tenant: Tenant | None = None
         self.cancel_notify = False
         self.tells_refusal = False
+        self.tells_blocked = False
         self.shared_prefetch = False
         self.channels: dict[int, Channel] = {}
         self.channels_max: i64 = face.channels_max
@@ -157,6 +164,10 @@ class AmqpConnection(Peer):
         self._in_login = False
         self._next: i64 = 0
         self.publisher = Publisher(self)
+        self.parked = False
+        self._parking: Parking | None = None
+        self._forcing = False
+        self._secret = ""
 
     # What a transport calls
 
@@ -210,7 +221,7 @@ class AmqpConnection(Peer):
         """The peer does not read: it gets no deliveries until it does, and is not asked for more work."""
         self.write_paused = True
         self._pause_consumers()
-        if not self._has_deliveries():
+        if not self.has_deliveries():
             self.out.pause(UNREAD)
 
     def resume_writing(self) -> None:
@@ -241,6 +252,14 @@ class AmqpConnection(Peer):
     def unanswered(self, why: str) -> None:
         self.close(541, why)
 
+    def room(self, held: i64) -> None:
+        if self._parking is None:
+            return
+        try:
+            self._parking.room(held)
+        except Exception as error:  # noqa: BLE001 - as in data_received
+            self._defect(error)
+
     # Flow
 
     def cork(self) -> None:
@@ -261,7 +280,8 @@ class AmqpConnection(Peer):
                     consumer.paused = False
                     consumer.queue.mark_dirty()
 
-    def _has_deliveries(self) -> bool:
+    def has_deliveries(self) -> bool:
+        """Whether the peer consumes, or has something to settle."""
         for channel in self.channels.values():
             if channel.consumers or channel.holds():
                 return True
@@ -283,7 +303,7 @@ class AmqpConnection(Peer):
             return
         if self.heartbeat_ms == 0:
             return
-        if now_ms - self.read_ms > 2 * self.heartbeat_ms:
+        if now_ms - self.read_ms > 2 * self.heartbeat_ms and not self.out.paused & HELD:
             self._log("connection_dropped", "no heartbeat")
             transport.abort()
         elif now_ms - self.out.written_ms >= self.heartbeat_ms // 2 and not self.write_paused:
@@ -337,7 +357,7 @@ class AmqpConnection(Peer):
                 pos = self._parse(data, pos)
             except Fault as fault:
                 # only faults of the connection come this far; the frames behind may hold its close-ok
-                self.close(fault.code, fault.text)
+                self.close(fault.code, fault.text, fault.method)
                 pos = self._next
                 again = fault.code != FRAME_ERROR
                 self._deaf = not again
@@ -387,9 +407,16 @@ class AmqpConnection(Peer):
             if data[after - 1] != FRAME_END:
                 raise Fault(FRAME_ERROR, "a frame does not end where it says")
             kind: i64 = data[pos]
+            if self.parked and self._park(data, pos, after, size):
+                pos = after
+                continue
             if kind == METHOD and size >= 4:
                 method = read_i32_be(data, pos + 7)
                 if method == BASIC_PUBLISH and self.state == OPEN:
+                    if self.turn.held != FREE and not self._forcing:
+                        self._park_here(data, pos, after)
+                        pos = after
+                        continue
                     pos = self.publisher.publish(data, pos, after, end)
                     continue
                 if method == BASIC_ACK and self.state == OPEN and size == 13:
@@ -401,11 +428,41 @@ class AmqpConnection(Peer):
                     self.publisher.content(data, pos, after)
                 elif self.state < OPEN:
                     raise Fault(505, "content before the connection is open")
-            elif kind != HEARTBEAT:
+            elif kind != HEARTBEAT or size:
                 raise Fault(FRAME_ERROR, f"no frame of type {kind} and {size} bytes is known")
+            elif read_i16_be(data, pos + 1):
+                raise Fault(505, "a heartbeat belongs to no channel")
             pos = after
         self._need = 7
         return pos
+
+    # Publishes that have to wait
+
+    def _park(self, data: bytes, pos: i64, after: i64, size: i64) -> bool:
+        """Park a frame that must not overtake what is parked already."""
+        parking = self._parking
+        assert parking is not None
+        if (
+            self._forcing
+            or self.state != OPEN
+            or not parking.takes(data, pos, read_i32_be(data, pos + 7) if size >= 4 else i32(0))
+        ):
+            return False
+        parking.add(data, pos, after)
+        return True
+
+    def _park_here(self, data: bytes, pos: i64, after: i64) -> None:
+        if self._parking is None:
+            self._parking = Parking(self)
+        self._parking.add(data, pos, after)
+
+    def take_parked(self, frames: bytes) -> None:
+        """Do what was parked, in a turn that was not begun by bytes from the peer."""
+        need = self._need
+        after = self._next
+        self._take(frames, 0)
+        self._need = need
+        self._next = after
 
     def _channel(self, number: i64) -> Channel | None:
         current = self._current
@@ -429,7 +486,7 @@ class AmqpConnection(Peer):
         if channel.closing:
             return
         if channel.incoming is not None:
-            raise Fault(505, "expected a content frame, got basic.ack")
+            raise unexpected(channel.incoming)
         try:
             if data[pos + 19] & 1:
                 channel.settle(read_i64_be(data, pos + 11), True, ACK)
@@ -439,6 +496,14 @@ class AmqpConnection(Peer):
             self.close_channel(channel, fault.code, fault.reply_text(), BASIC_ACK)
 
     def _method(self, data: bytes, pos: i64, after: i64, method: i32) -> None:
+        try:
+            self._channel_method(data, pos, after, method)
+        except Fault as fault:
+            if fault.method == 0:
+                fault.method = method
+            raise
+
+    def _channel_method(self, data: bytes, pos: i64, after: i64, method: i32) -> None:
         number = i64(read_i16_be(data, pos + 1)) & 0xFFFF
         arguments = Arguments(data, pos + 11, after - 1)
         if number == 0 or self.state != OPEN:
@@ -458,7 +523,7 @@ class AmqpConnection(Peer):
             if method == CHANNEL_CLOSE_OK:
                 self._channel_closed(channel, False)
         elif channel.incoming is not None:
-            raise Fault(505, "expected a content frame, got a method")
+            raise unexpected(channel.incoming)
         else:
             try:
                 amqp_methods.call(channel, method, arguments)
@@ -467,7 +532,7 @@ class AmqpConnection(Peer):
                     raise
                 self.close_channel(channel, fault.code, fault.reply_text(), method)
             except RookeryError as error:
-                self.close_channel(channel, error.amqp, amqp_methods.reply_text(error), method)
+                self.close_channel(channel, error.amqp, reply_text(error), method)
 
     def _channel_open(self, number: i64, channel: Channel | None) -> None:
         if channel is not None:
@@ -495,6 +560,8 @@ class AmqpConnection(Peer):
             channel.incoming = None
             self.publisher.forget(incoming)
         channel.leave()
+        if channel.tx is not None:
+            channel.tx.rollback()
         channel.settle_all(REQUEUE)
         self.publisher.forget_targets()
         self._current = None
@@ -513,6 +580,10 @@ class AmqpConnection(Peer):
         if method == CONNECTION_CLOSE_OK and self.state == CLOSING:
             self._hang_up()
         elif method == CONNECTION_CLOSE and number == 0:
+            if self._parking is not None and self.parked:
+                # it says goodbye after what it published: that is not lost
+                self._forcing = True
+                self._parking.release()
             self._leave()
             put_method(self.out, 0, CONNECTION_CLOSE_OK)
             self._hang_up()
@@ -528,8 +599,13 @@ class AmqpConnection(Peer):
         elif method == CONNECTION_OPEN and self.state == AWAIT_OPEN:
             amqp_handshake.enter(self, arguments)
             self.state = OPEN
-        else:
+        elif self.state != OPEN:
             raise Fault(503, f"method {method >> 16}.{method & 0xFFFF} is not expected now")
+        elif method == CONNECTION_UPDATE_SECRET:
+            self._secret = arguments.long_string().decode("utf-8", "surrogateescape")
+            self.face.login(self, self.user, self._secret)
+        else:
+            raise Fault(504, "unexpected method in connection state running")
 
     def _login(self, arguments: Arguments) -> None:
         amqp_handshake.start_ok(self, arguments)
@@ -540,6 +616,10 @@ class AmqpConnection(Peer):
 
     def login_done(self, accepted: bool) -> None:
         """The credentials of start-ok are verified. Called inside a turn."""
+        if self.state == OPEN and self._secret:
+            amqp_handshake.secret_updated(self, accepted, self._secret)
+            self._secret = ""
+            return
         if self.state != AWAIT_LOGIN:
             return
         if accepted:
@@ -556,7 +636,7 @@ class AmqpConnection(Peer):
 
     # Ending
 
-    def close(self, code: i64, text: str) -> None:
+    def close(self, code: i64, text: str, method: i32 = 0) -> None:
         """End the connection: say why, and wait for close-ok."""
         if self.state >= CLOSING:
             return
@@ -569,7 +649,7 @@ class AmqpConnection(Peer):
         fault = Fault(code, text)
         out = self.out
         start = begin_method(out, 0, CONNECTION_CLOSE)
-        put_close(out, code, fault.reply_text(), 0)
+        put_close(out, code, fault.reply_text(), method)
         end_method(out, start)
 
     def _hang_up(self) -> None:
@@ -592,9 +672,13 @@ class AmqpConnection(Peer):
             if channel.incoming is not None:
                 self.publisher.forget(channel.incoming)
                 channel.incoming = None
+        if self._parking is not None:
+            self._parking.forget()
         for channel in self.channels.values():
             channel.leave()
         for channel in self.channels.values():
+            if channel.tx is not None:
+                channel.tx.rollback()
             channel.settle_all(REQUEUE)
         self.channels = {}
         self._current = None

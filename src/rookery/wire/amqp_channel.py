@@ -5,8 +5,9 @@ settled (or never was, for a consumer without acknowledgement); its settled fron
 old leases would keep a long list alive, they move to a dict.
 
 What an end means for a lease: ack is ack; requeue, recover and the end of the channel release it, or retry it where the
-queue limits attempts (so that a message that kills its consumers is dead-lettered in the end); a refusal without
-requeue rejects it.
+queue counts or limits attempts (so that a message that kills its consumers is dead-lettered in the end); a refusal
+without requeue rejects it. In a transaction (`amqp_tx`) the ends wait for its commit. A lease that lapsed is let go of,
+and its tag remembered, so that an acknowledgement that comes too late is not an error.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from rookery.core.entries import Entry, Lease
 from rookery.core.log import Log
 from rookery.core.queue import Queue
 from rookery.core.topology import Tenant, Way
-from rookery.fieldtables import Timestamp
-from rookery.model import Message, Route
+from rookery.fieldtables import Long, Timestamp
+from rookery.model import Death, Route
 from rookery.wire.amqp_codec import (
     BASIC_ACK,
     BASIC_CANCEL,
@@ -43,6 +44,7 @@ from rookery.wire.turn import CORK_BYTES, Outlet
 
 if TYPE_CHECKING:
     from rookery.wire.amqp import AmqpConnection
+    from rookery.wire.amqp_tx import Tx
 
 # How a lease is settled
 ACK: Final[i64] = 0
@@ -51,6 +53,8 @@ REJECT: Final[i64] = 2
 
 CUT_AT: Final[i64] = 512
 SPARSE_AT: Final[i64] = 16_384
+LAPSED_MAX: Final = 10_000
+"""So many tags of lapsed deliveries a channel remembers."""
 
 
 @final
@@ -62,6 +66,8 @@ class Target:
         self.tenant = tenant
         self.way = way
         self.mandatory = mandatory
+        # an answer by direct reply-to: the key names a channel
+        self.reply = False
 
 
 @final
@@ -92,12 +98,16 @@ class Channel:
         self.credit: Credit | None = None
         self.last_queue = ""
         self.incoming: Incoming | None = None
+        self.tx: Tx | None = None
+        self.reply_tag = ""
+        self.reply_name = ""
         # deliveries
         self.tag: i64 = 0
         self.base: i64 = 1
         self.head: i64 = 0
         self.unacked: list[Lease | None] = []
         self.old: dict[int, Lease] = {}
+        self.lapsed: dict[int, bool] = {}
         self._gaps: i64 = 0
         # publishes
         self.confirming = False
@@ -125,12 +135,13 @@ class Channel:
         """Acknowledge one delivery: the common case of `settle`."""
         unacked = self.unacked
         at = tag - self.base
-        if at < 0 or at >= len(unacked):
+        if at < 0 or at >= len(unacked) or self.tx is not None:
             self.settle(tag, False, ACK)
             return
         lease = unacked[at]
         if lease is None:
-            raise unknown_tag(tag)
+            self._lapsed(tag)
+            return
         unacked[at] = None
         lease.queue.ack(lease)
         if at == self.head:
@@ -153,8 +164,9 @@ class Channel:
                 lease = self.unacked[at]
                 self.unacked[at] = None
             if lease is None:
-                raise unknown_tag(tag)
-            end_lease(lease, outcome)
+                self._lapsed(tag)
+                return
+            self._end(tag, lease, outcome)
             self._gap()
         self._cut()
         if self.credit is not None:
@@ -165,18 +177,62 @@ class Channel:
         if tag == 0:
             tag = self.tag
         elif not self._is_held(tag):
-            raise unknown_tag(tag)
+            self._lapsed(tag)
         if self.old:
             for old in [each for each in self.old if each <= tag]:
-                end_lease(self.old.pop(old), outcome)
+                self._end(old, self.old.pop(old), outcome)
         at = self.head
         end = tag - self.base
         while at <= end and at < len(unacked):
             lease = unacked[at]
             if lease is not None:
                 unacked[at] = None
-                end_lease(lease, outcome)
+                self._end(self.base + at, lease, outcome)
             at += 1
+
+    def _end(self, tag: i64, lease: Lease, outcome: i64) -> None:
+        if self.tx is None:
+            end_lease(lease, outcome)
+        else:
+            self.tx.settle(tag, lease, outcome)
+
+    def take_back(self, tag: i64, lease: Lease) -> None:
+        """A delivery that was settled in a transaction is not settled after all."""
+        at = tag - self.base
+        if 0 <= at < len(self.unacked):
+            self.unacked[at] = lease
+            if at < self.head:
+                self.head = at
+        else:
+            self.old[tag] = lease
+
+    def lapse(self, lease: Lease) -> None:
+        """A delivery lapsed: it is no longer held, and its acknowledgement comes too late."""
+        tag: i64 = -1
+        at = self.head
+        while at < len(self.unacked):
+            if self.unacked[at] is lease:
+                self.unacked[at] = None
+                tag = self.base + at
+                self._gap()
+                self._cut()
+                break
+            at += 1
+        if tag < 0:
+            for old, held in self.old.items():
+                if held is lease:
+                    tag = old
+                    break
+            self.old.pop(tag, None)
+        if tag > 0:
+            self.lapsed[tag] = True
+            if len(self.lapsed) > LAPSED_MAX:
+                del self.lapsed[next(iter(self.lapsed))]
+
+    def _lapsed(self, tag: i64) -> None:
+        """A tag that is not held: unknown, unless its delivery lapsed."""
+        if not self.lapsed or self.lapsed.pop(tag, None) is None:
+            raise unknown_tag(tag)
 
     def _is_held(self, tag: i64) -> bool:
         at = tag - self.base
@@ -304,6 +360,8 @@ class Channel:
         self.consumers = {}
         for consumer in consumers:
             consumer.queue.unsubscribe(consumer)
+        if self.reply_name:
+            self.connection.face.replies.pop(self.reply_name, None)
 
 
 def unknown_tag(tag: i64) -> Fault:
@@ -316,10 +374,15 @@ def end_lease(lease: Lease, outcome: i64) -> None:
         queue.ack(lease)
     elif outcome == REJECT:
         queue.reject(lease, "")
-    elif queue.max_attempts:
+    elif counts_returns(queue):
         queue.retry(lease, 0, "")
     else:
         queue.release(lease)
+
+
+def counts_returns(queue: Queue) -> bool:
+    """Whether a delivery that comes back counts: its queue limits them, or tells of them."""
+    return queue.max_attempts > 0 or queue.quorum
 
 
 @final
@@ -329,10 +392,11 @@ class AmqpConsumer(Subscription):
     def __init__(
         self, channel: Channel, queue: Queue, tag: str, limit: i64, no_ack: bool, priority: i64, exclusive: bool
     ) -> None:
-        super().__init__(queue, limit, 0, no_ack, priority, False)
+        super().__init__(queue, limit, queue.settings.consumer_timeout_ms, no_ack, priority, False)
         self.name = tag
         self.channel = channel
         self.exclusive = exclusive
+        self._counted = queue.quorum
         self.out = channel.out
         self.number: i64 = channel.number
         self.payload_max: i64 = channel.connection.payload_max
@@ -367,11 +431,14 @@ class AmqpConsumer(Subscription):
         w.write(wire)
         w.append(u8(FRAME_END))
         props = message.props
-        if route.deaths:
-            props = with_history(message)
+        if route.deaths or self._counted:
+            props = props_of(self.queue, entry, False)
         put_content(out, self.number, self.payload_max, props, message.body)
         if out.size() >= CORK_BYTES:
             channel.connection.cork()
+
+    def lapsed(self, lease: Lease) -> None:
+        self.channel.lapse(lease)
 
     def cancelled(self, reason: str) -> None:
         """The queue is gone (RabbitMQ's consumer cancel notification)."""
@@ -392,25 +459,45 @@ def wire_of(route: Route) -> bytes:
     return route.wire
 
 
-def with_history(message: Message) -> bytes:
-    """The properties of a message that died, with RabbitMQ's headers that tell of it."""
-    rows: list[object] = []
+def props_of(queue: Queue, entry: Entry, pulled: bool) -> bytes:
+    """The properties of a delivery, with RabbitMQ's headers that tell of deaths, and of earlier deliveries (also that
+    there were none, to who pulled it).
+    """
+    message = entry.message
+    headers: dict[str, object] = {}
     deaths = message.route.deaths
-    for death in deaths:
-        row: dict[str, object] = {
-            "count": death.count,
-            "reason": death.reason,
-            "queue": death.queue,
-            "time": Timestamp(death.first_ms // 1000),
-            "exchange": death.exchange,
-            "routing-keys": [death.key],
-        }
-        rows.append(row)
-    first = deaths[-1]
-    headers: dict[str, object] = {
-        "x-death": rows,
-        "x-first-death-exchange": first.exchange,
-        "x-first-death-queue": first.queue,
-        "x-first-death-reason": first.reason,
+    if deaths:
+        headers["x-death"] = [_row(death) for death in sorted(deaths, key=_row_number)]
+        first = deaths[0]
+        for death in deaths:
+            if death.order < first.order:
+                first = death
+        # a publisher that passes a history on knows more of its beginning
+        if not properties.header_type(message.props, "x-death"):
+            headers["x-first-death-exchange"] = first.exchange
+            headers["x-first-death-queue"] = first.queue
+            headers["x-first-death-reason"] = first.reason
+    if queue.quorum and (pulled or entry.attempts > 1):
+        headers["x-delivery-count"] = Long(max(0, entry.attempts - 1))
+    return properties.with_headers(message.props, headers) if headers else message.props
+
+
+def _row_number(death: Death) -> int:
+    return death.row
+
+
+def _row(death: Death) -> dict[str, object]:
+    """A line of x-death. RabbitMQ writes the fields of the first in this order, and sorts them later."""
+    row: dict[str, object] = {
+        "count": Long(death.count),
+        "reason": death.reason,
+        "queue": death.queue,
+        "time": Timestamp(death.first_ms // 1000),
+        "exchange": death.exchange,
+        "routing-keys": [death.key, *death.copies],
     }
-    return properties.with_headers(message.props, headers)
+    if death.expiration_ms >= 0:
+        row["original-expiration"] = str(death.expiration_ms)
+    if death.order or death.count > 1:
+        return {name: row[name] for name in sorted(row)}
+    return row

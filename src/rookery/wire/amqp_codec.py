@@ -14,7 +14,8 @@ from mypy_extensions import i16, i32, i64, u8
 
 from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
-from rookery.fieldtables import decode_table
+from rookery.fieldtables import decode_table, read_field, read_name
+from rookery.model import Route
 from rookery.wire.turn import SPLICE_BYTES, Outlet
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -41,12 +42,18 @@ CONNECTION_OPEN: Final = 0x000A0028
 CONNECTION_OPEN_OK: Final = 0x000A0029
 CONNECTION_CLOSE: Final = 0x000A0032
 CONNECTION_CLOSE_OK: Final = 0x000A0033
+CONNECTION_BLOCKED: Final = 0x000A003C
+CONNECTION_UNBLOCKED: Final = 0x000A003D
+CONNECTION_UPDATE_SECRET: Final = 0x000A0046
+CONNECTION_UPDATE_SECRET_OK: Final = 0x000A0047
 CHANNEL_OPEN: Final = 0x0014000A
 CHANNEL_OPEN_OK: Final = 0x0014000B
 CHANNEL_FLOW: Final = 0x00140014
 CHANNEL_FLOW_OK: Final = 0x00140015
 CHANNEL_CLOSE: Final = 0x00140028
 CHANNEL_CLOSE_OK: Final = 0x00140029
+ACCESS_REQUEST: Final = 0x001E000A
+ACCESS_REQUEST_OK: Final = 0x001E000B
 EXCHANGE_DECLARE: Final = 0x0028000A
 EXCHANGE_DECLARE_OK: Final = 0x0028000B
 EXCHANGE_DELETE: Final = 0x00280014
@@ -85,8 +92,15 @@ BASIC_RECOVER_OK: Final = 0x003C006F
 BASIC_NACK: Final = 0x003C0078
 CONFIRM_SELECT: Final = 0x0055000A
 CONFIRM_SELECT_OK: Final = 0x0055000B
+TX_SELECT: Final = 0x005A000A
+TX_SELECT_OK: Final = 0x005A000B
+TX_COMMIT: Final = 0x005A0014
+TX_COMMIT_OK: Final = 0x005A0015
+TX_ROLLBACK: Final = 0x005A001E
+TX_ROLLBACK_OK: Final = 0x005A001F
 
 BASIC: Final = 60
+NO_ROUTE: Final = 312
 
 # Reply codes (spec 1.2): those of HARD end the connection, the others the channel.
 REPLY_NAMES: Final = {
@@ -116,13 +130,17 @@ HARD: Final = frozenset({320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541})
 
 
 class Fault(Exception):
-    """The peer asked for something it cannot have: its channel, or (`hard`) its connection, ends with this reply."""
+    """The peer asked for something it cannot have: its channel, or (`hard`) its connection, ends with this reply.
 
-    def __init__(self, code: int, text: str, hard: bool | None = None) -> None:
+    `method` is the one that asked, 0 when that is not known.
+    """
+
+    def __init__(self, code: int, text: str, method: i32 = 0) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
-        self.hard = code in HARD if hard is None else hard
+        self.method: i32 = method
+        self.hard = code in HARD
 
     def reply_text(self) -> str:
         return f"{REPLY_NAMES.get(self.code, 'INTERNAL_ERROR')} - {self.text}"
@@ -178,6 +196,21 @@ class Arguments:
             return decode_table(self._data, start, start + size)
         except InvalidArgument as error:
             raise Fault(502, str(error)) from None
+
+    def typed_table(self) -> dict[str, tuple[str, object]]:
+        """A table with the type octet of each of its fields."""
+        size = self.long()
+        pos = self._take(size)
+        end = pos + size
+        fields: dict[str, tuple[str, object]] = {}
+        try:
+            while pos < end:
+                name, at = read_name(self._data, pos, end)
+                value, pos = read_field(self._data, at, end, 1)
+                fields[name] = (chr(self._data[at]), value)
+        except InvalidArgument as error:
+            raise Fault(502, str(error)) from None
+        return fields
 
 
 # Writing
@@ -265,6 +298,18 @@ def put_content(out: Outlet, channel: i64, payload_max: i64, props: bytes, body:
     else:
         out.splice(body, size)
     w.append(u8(FRAME_END))
+
+
+def put_return(out: Outlet, channel: i64, payload_max: i64, route: Route, props: bytes, body: bytes) -> None:
+    """basic.return of a message that reached nobody."""
+    start = begin_method(out, channel, BASIC_RETURN)
+    w = out.w
+    put_channel(w, NO_ROUTE)
+    put_short_string(w, "NO_ROUTE")
+    put_short_string(w, route.exchange)
+    put_short_string(w, route.key)
+    end_method(out, start)
+    put_content(out, channel, payload_max, props, body)
 
 
 def _put_frames(out: Outlet, channel: i64, payload_max: i64, body: bytes) -> None:

@@ -13,6 +13,8 @@ from rookery.wire.amqp_codec import (
     CONNECTION_OPEN_OK,
     CONNECTION_START,
     CONNECTION_TUNE,
+    CONNECTION_UPDATE_SECRET,
+    CONNECTION_UPDATE_SECRET_OK,
     FRAME_MIN_BYTES,
     FRAME_OVERHEAD,
     Arguments,
@@ -21,6 +23,7 @@ from rookery.wire.amqp_codec import (
     end_method,
     put_channel,
     put_long_string,
+    put_method,
     put_short_string,
 )
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 DEFAULT_VHOST: Final = "/"
 DEFAULT_TENANT: Final = "default"
 MECHANISMS: Final = b"PLAIN AMQPLAIN"
+EXTERNAL: Final = "EXTERNAL"
+"""Offered to who came with a certificate: the name in it is the user's."""
 SHARES_PREFETCH: Final = "py-amqp"
 """The library under kombu and Celery. With a broker that does not call itself RabbitMQ it relies on the specification's
 basic.qos: without `global`, one limit for the whole channel, which Celery raises and lowers while it consumes."""
@@ -41,7 +46,7 @@ def put_start(connection: AmqpConnection) -> None:
     out.w.append(u8(0))
     out.w.append(u8(9))
     write_table(out.w, connection.face.server_properties)
-    put_long_string(out.w, MECHANISMS)
+    put_long_string(out.w, MECHANISMS + b" EXTERNAL" if connection.certified else MECHANISMS)
     put_long_string(out.w, b"en_US")
     end_method(out, start)
 
@@ -54,6 +59,7 @@ def start_ok(connection: AmqpConnection, arguments: Arguments) -> None:
     capabilities = client.get("capabilities")
     if isinstance(capabilities, dict):
         connection.cancel_notify = capabilities.get("consumer_cancel_notify") is True
+        connection.tells_blocked = capabilities.get("connection.blocked") is True
         connection.tells_refusal = capabilities.get("authentication_failure_close") is True
     connection.shared_prefetch = client.get("product") == SHARES_PREFETCH
     connection.mechanism = mechanism
@@ -70,6 +76,8 @@ def start_ok(connection: AmqpConnection, arguments: Arguments) -> None:
             raise Fault(502, str(error)) from None
         connection.user = str(table.get("LOGIN", ""))
         connection.password = str(table.get("PASSWORD", ""))
+    elif mechanism == EXTERNAL and connection.certified:
+        connection.user = connection.certified
     else:
         raise Fault(504, f"unknown authentication mechanism '{mechanism}'")
 
@@ -101,6 +109,22 @@ def tune_ok(connection: AmqpConnection, arguments: Arguments) -> None:
     connection.channels_max = channels or face.channels_max
     connection.payload_max = (frame or face.frame_max) - FRAME_OVERHEAD
     connection.heartbeat_ms = heartbeat * 1000
+
+
+def secret_updated(connection: AmqpConnection, accepted: bool, secret: str) -> None:
+    """connection.update-secret: the peer goes on with what its new credential allows, or not at all."""
+    tenant = connection.tenant
+    assert tenant is not None
+    if accepted:
+        try:
+            connection.principal = connection.face.enter(connection, connection.user, secret, tenant.name)
+        except RookeryError:
+            accepted = False
+    if accepted:
+        put_method(connection.out, 0, CONNECTION_UPDATE_SECRET_OK)
+    else:
+        text = f"New secret was refused by one of the backends for user '{connection.user}'"
+        connection.close(530, text, CONNECTION_UPDATE_SECRET)
 
 
 def enter(connection: AmqpConnection, arguments: Arguments) -> None:

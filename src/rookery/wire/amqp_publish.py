@@ -5,6 +5,9 @@ other is collected frame by frame in its channel's `Incoming`. Publishers repeat
 frame means is remembered by the bytes of that frame (`Target`) as long as the tenant's topology is the same, and
 property lists that repeat are read and kept once.
 
+Most messages go straight to the core. Those that ask for more (further keys in CC and BCC, a direct reply-to, a
+transaction) take a second look, `_special`.
+
 At the memory limit a message is refused: with a nack where the channel confirms, and else by closing the channel with
 506, so that nothing is lost in silence. Parts of messages that have not arrived whole count towards that limit.
 """
@@ -13,29 +16,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i32, i64, u8
+from mypy_extensions import i32, i64
 
 from rookery import properties
 from rookery._bytes import read_i16_be, read_i32_be, read_i64_be
+from rookery.core.dedup import dedup_key_of
+from rookery.core.history import copies_of
 from rookery.core.queue import REFUSED
+from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, MemoryLimitExceeded, MessageTooLarge, RookeryError
-from rookery.model import PERSISTENT, Message
-from rookery.wire import amqp_methods
-from rookery.wire.amqp_channel import Channel, Incoming, Target, wire_of
+from rookery.model import PERSISTENT, Message, Route
+from rookery.wire import amqp_replies
+from rookery.wire.amqp_arguments import TYPES
+from rookery.wire.amqp_channel import Channel, Incoming, Target
 from rookery.wire.amqp_codec import (
     BASIC,
     BASIC_PUBLISH,
-    BASIC_RETURN,
     BODY,
     FRAME_END,
     FRAME_ERROR,
     HEADER,
+    Arguments,
     Fault,
-    begin_method,
-    end_method,
-    put_content,
-    put_short_string,
+    put_return,
 )
+from rookery.wire.amqp_names import find_exchange, reply_text, require, tenant_of
 
 if TYPE_CHECKING:
     from rookery.wire.amqp import AmqpConnection
@@ -43,7 +48,12 @@ if TYPE_CHECKING:
 TARGETS_MAX: Final = 1_000
 
 _USER_ID: Final[i64] = 0x10
-_NO_ROUTE: Final = 312
+_HEADERS: Final[i64] = 0x20
+_DELIVERY_MODE: Final[i64] = 0x10
+_REPLY_TO: Final[i64] = 0x02
+"""Flags of a property list: the first in its second octet, the others in its first."""
+
+_BROKER_REPLY_TO: Final = amqp_replies.REPLY_TO.encode()
 
 
 @final
@@ -64,6 +74,7 @@ class Publisher:
         self._props_ttl_ms: i64 = -1
         self._props_priority: i64 = 0
         self._props_flags: i32 = 0
+        self._props_special = False
 
     def forget_targets(self) -> None:
         """A channel ended, and may begin anew under the same number."""
@@ -85,7 +96,7 @@ class Publisher:
             if target is None:
                 return after
         if target.channel.incoming is not None:
-            raise Fault(505, "expected a content frame, got basic.publish")
+            raise unexpected(target.channel.incoming)
         most = self.connection.payload_max
         if end - after >= 22:
             size = i64(read_i32_be(data, after + 3))
@@ -123,9 +134,10 @@ class Publisher:
         if channel.closing:
             return None
         try:
-            target = amqp_methods.publish_target(channel, frame)
+            target = publish_target(channel, frame)
         except Fault as fault:
             if fault.hard:
+                fault.method = BASIC_PUBLISH
                 raise
             self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
             return None
@@ -143,6 +155,9 @@ class Publisher:
                 props = self._props
             else:
                 self._read_props(props)
+            if self._props_special or target.reply or channel.tx is not None:
+                self._special(target, props, body)
+                return
             expires_ms: i64 = 0
             if self._props_ttl_ms >= 0:
                 expires_ms = self._shard.wall_ms + self._props_ttl_ms
@@ -150,23 +165,90 @@ class Publisher:
                 target.tenant, target.way, props, body, self._props_priority, expires_ms, self._props_flags
             )
         except MessageTooLarge as error:
-            self.connection.close_channel(channel, error.amqp, amqp_methods.reply_text(error), BASIC_PUBLISH)
+            self.connection.close_channel(channel, error.amqp, reply_text(error), BASIC_PUBLISH)
             return
         except RookeryError as error:
             self._refuse(channel, error)
             return
         except Fault as fault:
             if fault.hard:
+                fault.method = BASIC_PUBLISH
                 raise
             self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
             return
-        reached = self._shard.post(target.tenant, target.way, message, 0)
+        self._published(target, message, self._shard.post(target.tenant, target.way, message, 0))
+
+    def _published(self, target: Target, message: Message, reached: i64) -> None:
+        channel = target.channel
         if reached == 0 and target.mandatory:
-            self._return(channel, message)
+            self._return(channel, message.route, message.props, message.body)
         if channel.confirming:
             self._count(channel, reached == REFUSED)
-            if self._props_flags and reached > 0:
+            if message.flags & PERSISTENT and reached > 0:
                 channel.lasting = True
+
+    # What takes a second look
+
+    def _special(self, target: Target, props: bytes, body: bytes) -> None:
+        """Publish a message that asks for more than to be routed by its key."""
+        channel = target.channel
+        way = target.way
+        copies: list[str] = []
+        if props[0] & _HEADERS:
+            try:
+                copies = _copies(props)
+            except InvalidArgument as error:
+                raise Fault(502, str(error)) from None
+            if properties.header(props, "BCC") is not None:
+                props = properties.with_headers(props, {"BCC": None}, True)
+        if props[0] & _REPLY_TO and properties.reply_to(props) == amqp_replies.REPLY_TO:
+            props = amqp_replies.renamed(channel, props)
+        if channel.tx is not None:
+            self._in_transaction(target, props, body, copies)
+            return
+        if target.reply:
+            self._reply(target, props, body)
+            return
+        if copies:
+            way = target.tenant.joined(way.exchange, [way.route.key, *copies], props)
+        expires_ms: i64 = 0
+        if self._props_ttl_ms >= 0:
+            expires_ms = self._shard.wall_ms + self._props_ttl_ms
+        message = self._shard.message(
+            target.tenant, way, props, body, self._props_priority, expires_ms, self._props_flags
+        )
+        self._published(target, message, self._shard.post(target.tenant, way, message, 0))
+
+    def _in_transaction(self, target: Target, props: bytes, body: bytes, copies: list[str]) -> None:
+        tx = target.channel.tx
+        assert tx is not None
+        exchange = target.way.exchange
+        publish = Publish(
+            exchange.name,
+            target.way.route.key,
+            props,
+            body,
+            self._props_priority,
+            persistent=self._props_flags != 0,
+            dedup_key=dedup_key_of(props) if exchange.dedup else "",
+            copies=copies,
+        )
+        if target.reply:
+            tx.reply(publish, target.mandatory)
+        else:
+            tx.publish(publish, self._props_ttl_ms, target.mandatory)
+
+    def _reply(self, target: Target, props: bytes, body: bytes) -> None:
+        """An answer goes to the channel that asked, if it is still there."""
+        channel = target.channel
+        route = target.way.route
+        asker = amqp_replies.find(self.connection, route.key)
+        if asker is not None:
+            amqp_replies.deliver(asker, route.key, props, body)
+        elif target.mandatory:
+            self._return(channel, route, props, body)
+        if channel.confirming:
+            self._count(channel, False)
 
     def _count(self, channel: Channel, refused: bool) -> None:
         if channel.published == channel.seen:
@@ -192,14 +274,21 @@ class Publisher:
         self._props_ttl_ms = -1
         self._props_priority = 0
         self._props_flags = 0
+        self._props_special = False
         try:
             scan.read(props)
         except InvalidArgument as error:
             if error.argument != "expiration":
                 raise Fault(502, str(error)) from None
-            raise Fault(406, f"invalid expiration: {error}") from None
+            raise Fault(406, _expiration_text(properties.decode(props).expiration or "")) from None
+        if props[0] & _DELIVERY_MODE and scan.delivery_mode != 2 and scan.delivery_mode != 1:
+            raise Fault(406, f"invalid message: {{delivery_mode_unknown,{scan.delivery_mode}}}")
         if props[1] & _USER_ID:
-            amqp_methods.check_user_id(self.connection, props)
+            check_user_id(self.connection, props)
+        if props[0] & _HEADERS:
+            self._props_special = b"\x02CC" in props or b"\x03BCC" in props
+        if props[0] & _REPLY_TO and _BROKER_REPLY_TO in props:
+            self._props_special = True
         self._props = props
         self._props_ttl_ms = scan.expiration_ms
         self._props_priority = max(0, scan.priority)
@@ -212,16 +301,8 @@ class Publisher:
         else:
             self.connection.close_channel(channel, 506, f"RESOURCE_ERROR - {error}", BASIC_PUBLISH)
 
-    def _return(self, channel: Channel, message: Message) -> None:
-        out = channel.out
-        start = begin_method(out, channel.number, BASIC_RETURN)
-        w = out.w
-        w.append(u8(_NO_ROUTE >> 8))
-        w.append(u8(_NO_ROUTE & 0xFF))
-        put_short_string(w, "NO_ROUTE")
-        w.write(message.route.wire or wire_of(message.route))
-        end_method(out, start)
-        put_content(out, channel.number, self.connection.payload_max, message.props, message.body)
+    def _return(self, channel: Channel, route: Route, props: bytes, body: bytes) -> None:
+        put_return(channel.out, channel.number, self.connection.payload_max, route, props, body)
 
     # Content that comes in pieces
 
@@ -240,9 +321,13 @@ class Publisher:
 
     def _header(self, data: bytes, pos: i64, after: i64, channel: Channel, incoming: Incoming) -> None:
         if incoming.size >= 0:
-            raise Fault(505, "expected content body, got a second content header")
-        if after - pos < 22 or read_i16_be(data, pos + 7) != BASIC:
+            raise unexpected(incoming)
+        if after - pos < 22:
             raise Fault(FRAME_ERROR, "malformed content header")
+        kind = i64(read_i16_be(data, pos + 7)) & 0xFFFF
+        if kind != BASIC:
+            text = f"expected content header for class {BASIC}, got one for class {kind} instead"
+            raise Fault(505, text, BASIC_PUBLISH)
         size = read_i64_be(data, pos + 11)
         if size < 0:
             raise Fault(FRAME_ERROR, "malformed content header: negative size")
@@ -258,7 +343,7 @@ class Publisher:
 
     def _body(self, data: bytes, pos: i64, after: i64, channel: Channel, incoming: Incoming) -> None:
         if incoming.size < 0:
-            raise Fault(505, "expected content header, got content body")
+            raise unexpected(incoming)
         size = after - pos - 8
         incoming.got += size
         if incoming.got > incoming.size:
@@ -287,7 +372,7 @@ class Publisher:
         if target.way.version != target.tenant.version:
             # the topology changed while the message was under way
             try:
-                target = amqp_methods.renewed(target)
+                target = renewed(target)
             except Fault as fault:
                 self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
                 return
@@ -297,3 +382,76 @@ class Publisher:
         for part in incoming.parts:
             self._face.partial_bytes -= len(part)
         incoming.parts = []
+
+
+def unexpected(incoming: Incoming) -> Fault:
+    """A frame that does not belong to the message under way on its channel."""
+    if incoming.size < 0:
+        text = f"expected content header for class {BASIC}, got non content header frame instead"
+    else:
+        text = "expected content body, got non content body frame instead"
+    return Fault(505, text, BASIC_PUBLISH)
+
+
+def publish_target(channel: Channel, frame: bytes) -> Target:
+    """What one basic.publish frame asks for."""
+    arguments = Arguments(frame, 11, len(frame) - 1)
+    arguments.short()
+    name = arguments.short_string()
+    key = arguments.short_string()
+    bits = arguments.octet()
+    if bits & 2:
+        raise Fault(540, "immediate=true")
+    exchange = find_exchange(channel, name)
+    require(channel, "write", "exchange", name)
+    if exchange.internal:
+        vhost = channel.connection.vhost
+        raise Fault(403, f"cannot publish to internal exchange '{name}' in vhost '{vhost}'")
+    tenant = tenant_of(channel)
+    target = Target(channel, tenant, tenant.way(exchange, key), bits & 1 != 0)
+    target.reply = not name and key.startswith(amqp_replies.PREFIX)
+    return target
+
+
+def renewed(target: Target) -> Target:
+    """The same target after a change of the topology."""
+    route = target.way.route
+    exchange = find_exchange(target.channel, route.exchange)
+    again = Target(target.channel, target.tenant, target.tenant.way(exchange, route.key), target.mandatory)
+    again.reply = target.reply
+    return again
+
+
+def check_user_id(connection: AmqpConnection, props: bytes) -> None:
+    claimed = properties.user_id(props)
+    if claimed != connection.user:
+        raise Fault(406, f"user_id property set to '{claimed}' but authenticated user was '{connection.user}'")
+
+
+def _copies(props: bytes) -> list[str]:
+    """The further keys of a message: those everybody may see (CC), and those nobody may (BCC)."""
+    found: list[str] = []
+    for name in ("CC", "BCC"):
+        kind = properties.header_type(props, name)
+        if kind and kind != "A":
+            raise Fault(406, f'invalid message: {{unacceptable_type_in_header,"{name}",{TYPES[kind]}}}')
+    found.extend(copies_of(props))
+    hidden = properties.header(props, "BCC")
+    if isinstance(hidden, list):
+        found.extend(each for each in hidden if isinstance(each, str))
+    return found
+
+
+def _expiration_text(text: str) -> str:
+    """RabbitMQ's words for an expiration that is none."""
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    length = len(digits) - len(digits.lstrip("0123456789"))
+    if not length:
+        why = "no_integer"
+    elif digits[length:]:
+        why = f'{{leftover_string,"{digits[length:]}"}}'
+    elif text.startswith("-"):
+        why = f"{{value_negative,{text}}}"
+    else:
+        why = f"{{value_too_large,{text}}}"
+    return f"invalid expiration '{text}': {why}"

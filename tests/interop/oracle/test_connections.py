@@ -119,8 +119,8 @@ def test_unknown_vhost(s: Script) -> None:
     rabbitmq="",
     rookery="""
         A < connection.close code=504 text="CHANNEL_ERROR - unknown authentication mechanism 'KERBEROS'"
-            class_id=0 method_id=0
-        B < connection.close code=502 text='SYNTAX_ERROR - PLAIN wants a name and a password' class_id=0 method_id=0
+            class_id=10 method_id=11
+        B < connection.close code=502 text='SYNTAX_ERROR - PLAIN wants a name and a password' class_id=10 method_id=11
     """,
 )
 def test_login_that_makes_no_sense(s: Script) -> None:
@@ -138,11 +138,11 @@ def test_login_that_makes_no_sense(s: Script) -> None:
     rabbitmq="",
     rookery="""
         A < connection.close code=530 text='NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum
-            allowed (2047)' class_id=0 method_id=0
+            allowed (2047)' class_id=10 method_id=31
         B < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum
-            allowed (131072)' class_id=0 method_id=0
+            allowed (131072)' class_id=10 method_id=31
         C < connection.close code=530 text='NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum
-            allowed (4096)' class_id=0 method_id=0
+            allowed (4096)' class_id=10 method_id=31
     """,
 )
 def test_tune_beyond_the_limits(s: Script) -> None:
@@ -183,8 +183,8 @@ def test_tune_to_no_limit(s: Script) -> None:
     "handshake-reasons",
     rabbitmq="",
     rookery="""
-        A < connection.close code=503 text='COMMAND_INVALID - method 10.40 is not expected now' class_id=0 method_id=0
-        B < connection.close code=503 text='COMMAND_INVALID - method 10.40 is not expected now' class_id=0 method_id=0
+        A < connection.close code=503 text='COMMAND_INVALID - method 10.40 is not expected now' class_id=10 method_id=40
+        B < connection.close code=503 text='COMMAND_INVALID - method 10.40 is not expected now' class_id=10 method_id=40
     """,
 )
 def test_handshake_out_of_order(s: Script) -> None:
