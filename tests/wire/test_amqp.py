@@ -317,7 +317,8 @@ def test_wrong_password_with_and_without_the_capability(broker: Broker) -> None:
     (answer,) = told.ask(start_ok("guest", "wrong", authentication_failure_close=True))
     refusal = closed(answer, hard=True)
     assert refusal.code == 403
-    assert refusal.text == "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."
+    text = "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."
+    assert refusal.text == f"{text} For details see the broker logfile."
     told.send(method(0, 10, 51))
     assert told.transport.closed
 
@@ -403,8 +404,9 @@ def test_tuning(broker: Broker, tune: bytes, code: int) -> None:
 def test_channel_max_is_kept(broker: Broker) -> None:
     peer = Peer(broker)
     peer.send(PROTOCOL + start_ok() + tune_ok(2) + open_vhost())
-    assert peer.call(2, 20, 10, b"\x00").name == (20, 11)
-    assert closed(peer.call(3, 20, 10, b"\x00"), hard=True).code == 530
+    for number in (1, 7):
+        assert peer.call(number, 20, 10, b"\x00").name == (20, 11)
+    assert closed(peer.call(2, 20, 10, b"\x00"), hard=True).code == 530
 
 
 def test_methods_out_of_order_before_open(broker: Broker) -> None:
@@ -445,6 +447,15 @@ def test_frame_errors_end_the_connection_and_nothing_more_is_read(peer: Peer, ba
     assert not peer.transport.closed  # the peer is given the time to read why
     peer.broker.pass_time(11_000)
     assert peer.transport.aborted
+
+
+def test_after_a_frame_error_close_ok_ends_it(peer: Peer) -> None:
+    peer.ask(b"\x01\x00\x01" + long(1 << 30) + b"hello")
+    peer.send(DECLARE_Q)
+    assert not peer.transport.closed
+    peer.send(DECLARE_Q + method(0, 10, 51))
+    assert peer.transport.closed and not peer.transport.aborted
+    assert "q" not in peer.broker.tenant.queues
 
 
 def test_frames_before_tuning_are_small(broker: Broker) -> None:
@@ -1517,25 +1528,25 @@ def test_single_active_consumer(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        (method(1, 50, 10, short(0) + short_string("q") + octet(0) + NO_ARGUMENTS), "configure access to queue 'q'"),
-        (method(1, 50, 30, short(0) + short_string("q") + octet(0)), "read access to queue 'q'"),
-        (method(1, 50, 40, short(0) + short_string("q") + octet(0)), "configure access to queue 'q'"),
-        (method(1, 60, 70, short(0) + short_string("q") + octet(0)), "read access to queue 'q'"),
-        (CONSUME_Q, "read access to queue 'q'"),
-        (publish(1, "amq.direct", "k"), "write access to exchange 'amq.direct'"),
-        (publish(1, "", "mine"), "write access to exchange 'amq.default'"),
+        (method(1, 50, 10, short(0) + short_string("q") + octet(0) + NO_ARGUMENTS), "access to queue 'q'"),
+        (method(1, 50, 30, short(0) + short_string("q") + octet(0)), "access to queue 'q'"),
+        (method(1, 50, 40, short(0) + short_string("q") + octet(0)), "access to queue 'q'"),
+        (method(1, 60, 70, short(0) + short_string("q") + octet(0)), "access to queue 'q'"),
+        (CONSUME_Q, "access to queue 'q'"),
+        (publish(1, "amq.direct", "k"), "access to exchange 'amq.direct'"),
+        (publish(1, "", "mine"), "access to exchange 'amq.default'"),
         (
             method(1, 50, 20, short(0) + short_string("mine") + short_string("x") + b"\x00\x00" + NO_ARGUMENTS),
-            "read access to exchange 'x'",
+            "access to exchange 'x'",
         ),
         (
             method(1, 40, 10, short(0) + short_string("x") + short_string("direct") + octet(0) + NO_ARGUMENTS),
-            "configure access to exchange 'x'",
+            "access to exchange 'x'",
         ),
-        (method(1, 40, 20, short(0) + short_string("x") + octet(0)), "configure access to exchange 'x'"),
+        (method(1, 40, 20, short(0) + short_string("x") + octet(0)), "access to exchange 'x'"),
         (
             method(1, 50, 10, short(0) + short_string("mine") + octet(0) + table(x_dead_letter_exchange="x")),
-            "write access to exchange 'x'",
+            "access to exchange 'x'",
         ),
     ],
 )

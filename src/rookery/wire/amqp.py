@@ -29,6 +29,7 @@ from rookery.wire.amqp_codec import (
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
     CHANNEL_OPEN_OK,
+    CLOSE_OK_FRAME,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_OPEN,
@@ -319,6 +320,9 @@ class AmqpConnection(Peer):
     def _receive(self, data: bytes) -> None:
         self.read_ms = self.shard.mono_ms
         if self._deaf:
+            # after a broken frame nothing can be told apart, but a peer that was told so ends with close-ok
+            if self.state == CLOSING and data.endswith(CLOSE_OK_FRAME):
+                self._hang_up()
             return
         pos: i64 = 0
         if self._held_bytes:
@@ -473,16 +477,16 @@ class AmqpConnection(Peer):
             self._current = channel
         return channel
 
-    def open_channel(self, number: i64) -> Channel:
+    def open_channel(self, number: i64, method: i32) -> Channel:
         channel = self._channel(number)
         if channel is None:
-            raise Fault(504, "expected 'channel.open'")
+            raise Fault(504, "expected 'channel.open'", method)
         return channel
 
     # Methods
 
     def _ack(self, data: bytes, pos: i64) -> None:
-        channel = self.open_channel(i64(read_i16_be(data, pos + 1)) & 0xFFFF)
+        channel = self.open_channel(i64(read_i16_be(data, pos + 1)) & 0xFFFF, BASIC_ACK)
         if channel.closing:
             return
         if channel.incoming is not None:
@@ -537,8 +541,10 @@ class AmqpConnection(Peer):
     def _channel_open(self, number: i64, channel: Channel | None) -> None:
         if channel is not None:
             raise Fault(504, "second 'channel.open' seen")
-        if number > self.channels_max:
-            raise Fault(530, f"channel {number} is beyond the negotiated channel_max ({self.channels_max})")
+        if len(self.channels) >= self.channels_max:
+            text = f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max"
+            self.close(530, f"{text} ({self.channels_max})")
+            return
         self.channels[number] = Channel(self, number, self.out)
         start = begin_method(self.out, number, CHANNEL_OPEN_OK)
         put_long_string(self.out.w, b"")
@@ -626,7 +632,8 @@ class AmqpConnection(Peer):
             self.state = AWAIT_TUNE_OK
             amqp_handshake.put_tune(self)
         elif self.tells_refusal:
-            self.close(403, f"Login was refused using authentication mechanism {self.mechanism}.")
+            text = f"Login was refused using authentication mechanism {self.mechanism}."
+            self.close(403, text + " For details see the broker logfile.")
         else:
             # spec 2.2.4: hang up without a word, for peers that expect no more
             self._hang_up()

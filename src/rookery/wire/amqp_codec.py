@@ -32,6 +32,7 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_END: Final = 0xCE
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+CLOSE_OK_FRAME: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
 
 CONNECTION_START: Final = 0x000A000A
 CONNECTION_START_OK: Final = 0x000A000B

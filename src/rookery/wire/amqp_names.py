@@ -37,10 +37,10 @@ def tenant_of(channel: Channel) -> Tenant:
 def require(channel: Channel, action: str, kind: str, name: str) -> None:
     connection = channel.connection
     principal: Any = connection.principal
+    name = name or "amq.default"
     if not principal.may(action, name):
-        shown = name or "amq.default"
-        where = f"{kind} '{shown}' in vhost '{connection.vhost}'"
-        raise Fault(403, f"{action} access to {where} refused for user '{connection.user}'")
+        where = f"{kind} '{name}' in vhost '{connection.vhost}'"
+        raise Fault(403, f"access to {where} refused for user '{connection.user}'")
 
 
 def named(channel: Channel, name: str) -> str:

@@ -130,7 +130,7 @@ class Publisher:
 
     def _target(self, frame: bytes) -> Target | None:
         """What a basic.publish frame means now; None when its channel is closing, or closes for it."""
-        channel = self.connection.open_channel(i64(read_i16_be(frame, 1)) & 0xFFFF)
+        channel = self.connection.open_channel(i64(read_i16_be(frame, 1)) & 0xFFFF, BASIC_PUBLISH)
         if channel.closing:
             return None
         try:
@@ -308,7 +308,7 @@ class Publisher:
 
     def content(self, data: bytes, pos: i64, after: i64) -> None:
         """Take a content header or body frame of a message that comes in pieces."""
-        channel = self.connection.open_channel(i64(read_i16_be(data, pos + 1)) & 0xFFFF)
+        channel = self.connection.open_channel(i64(read_i16_be(data, pos + 1)) & 0xFFFF, 0)
         if channel.closing:
             return
         incoming = channel.incoming
@@ -402,8 +402,8 @@ def publish_target(channel: Channel, frame: bytes) -> Target:
     bits = arguments.octet()
     if bits & 2:
         raise Fault(540, "immediate=true")
-    exchange = find_exchange(channel, name)
     require(channel, "write", "exchange", name)
+    exchange = find_exchange(channel, name)
     if exchange.internal:
         vhost = channel.connection.vhost
         raise Fault(403, f"cannot publish to internal exchange '{name}' in vhost '{vhost}'")

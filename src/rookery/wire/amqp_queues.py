@@ -102,8 +102,10 @@ def _found_or_made(channel: Channel, name: str, bits: i64, table: Typed) -> Queu
         raise reserved("queue", name)
     require(channel, "configure", "queue", name)
     where = f"queue '{name}' in vhost '{connection.vhost}'"
-    settings = queue_settings(where, bits & 2 != 0, bits & 8 != 0, bits & 4 != 0, table)
     owner = connection if bits & 4 else None
+    # one connection's queue does not outlive it, so it is never durable
+    durable = bits & 2 != 0 and owner is None
+    settings = queue_settings(where, durable, bits & 8 != 0, owner is not None, table)
     if queue is not None:
         _check_same(channel, queue, where, owner is not None, settings)
         queue.touch()
@@ -128,9 +130,9 @@ def _check_same(channel: Channel, queue: Queue, where: str, exclusive: bool, set
     if queue.owner is not None and queue.owner is not channel.connection:
         raise locked(channel, queue.name)
     if tenant.faces[queue.name] == "amqp":
-        check_same_queue(where, tenant.said[queue.name], settings)
         if exclusive != (queue.owner is not None):
             raise locked(channel, queue.name)
+        check_same_queue(where, tenant.said[queue.name], settings)
         return
     # another face's defaults take no part in the comparison, so only what differs from what holds is compared
     holding = queue.settings.as_dict()

@@ -326,7 +326,17 @@ def test_method_on_a_channel_that_is_not_open(s: Script) -> None:
         connection.end()
 
 
-@scenario
+@differs(
+    "stray-close-ok",
+    rabbitmq="""
+        A < connection.close code=504 text="CHANNEL_ERROR - expected 'channel.open'" class_id=20 method_id=41
+        A hung up
+    """,
+    rookery="""
+        A5 < exchange.declare-ok
+        A < connection.close-ok
+    """,
+)
 def test_close_ok_of_a_channel_that_is_not_open(s: Script) -> None:
     connection = s.connect()
     connection.closed_channel(4).send("channel.close-ok")
@@ -389,7 +399,20 @@ def test_unknown_methods_and_classes(s: Script) -> None:
         connection.end()
 
 
-@scenario
+@differs(
+    "frame-errors",
+    rabbitmq="""
+        A < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<>>: unknown_frame' class_id=0 method_id=0
+        B < connection.close code=501 text='FRAME_ERROR - type 1, all octets = <<0,50>>: unknown_frame' class_id=0
+            method_id=0
+        C < connection.close code=501 text='FRAME_ERROR - cannot decode <<0,0,1,113,0,0,0>>' class_id=50 method_id=10
+    """,
+    rookery="""
+        A < connection.close code=501 text='FRAME_ERROR - no frame of type 1 and 0 bytes is known' class_id=0 method_id=0
+        B < connection.close code=501 text='FRAME_ERROR - no frame of type 1 and 2 bytes is known' class_id=0 method_id=0
+        C < connection.close code=502 text="SYNTAX_ERROR - a method's arguments are cut off" class_id=50 method_id=10
+    """,
+)
 def test_methods_cut_short(s: Script) -> None:
     for payload in (b"", b"\x00\x32", method_payload("queue.declare", {"queue": "q"})[:-2]):
         connection = opened(s)

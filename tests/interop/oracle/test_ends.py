@@ -168,7 +168,24 @@ def test_length_limit_counts_ready_messages_only(s: Script) -> None:
     for body in "cd":
         channel.publish(body, "q")
     channel.until("q", messages=2)
+    channel.get_all("q")
+
+
+@differs(
+    "return-over-limit",
+    rabbitmq="A1 = queue='q' messages=2 consumers=0",
+    rookery="A1 = queue='q' messages=3 consumers=0",
+)
+def test_length_limit_when_a_message_comes_back(s: Script) -> None:
+    channel = s.channel()
+    channel.queue("q", {"x-max-length": 2})
+    channel.publish("a", "q")
+    channel.get("q", no_ack=False)
+    for body in "bc":
+        channel.publish(body, "q")
     channel.nack(1)
+    channel.quiet("q")
+    channel.publish("d", "q")
     channel.quiet("q")
     channel.get_all("q")
 
