@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Debian's rabbitmq-server changes the user and drops the environment; this is what it starts.
 _STARTED_BY_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-START_SEC = 60
+START_SEC = 180
 
 LIMITED = "limited"
 """A user, and its password, that may use names matching `OWN` alone."""
