@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.interop.oracle.brokers import rabbitmq
 from tests.interop.oracle.scenario import Brokers
 from tests.interop.server import serving
-
-PENDING = Path(__file__).with_name("pending.txt")
-"""Scenarios in which Rookery does not answer as RabbitMQ yet; `pytest --runxfail` shows how."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    pending = PENDING.read_text().split()
-    for item in items:
-        if item.path.parent == PENDING.parent and item.name in pending:
-            item.add_marker(pytest.mark.xfail(reason="does not answer as RabbitMQ yet", run=False))
 
 
 @pytest.fixture(scope="session")
