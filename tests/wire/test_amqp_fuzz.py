@@ -103,7 +103,7 @@ def test_any_frames_while_publishers_are_held_or_in_a_transaction(parts: list[by
 @pytest.mark.long
 def test_a_bounded_run_of_atheris() -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: it has no wheel for this Python, or pip cannot reach one")
+        pytest.skip("atheris is not installed (extra `fuzz`; it has wheels for some Pythons only)")
     run = subprocess.run(
         [sys.executable, "-m", "tests.wire.fuzz_amqp", "-runs=20000", "-max_len=2048", "-max_total_time=120"],
         cwd=ROOT,
