@@ -607,12 +607,13 @@ def test_lapsed_deliveries_do_not_pile_up(broker: Broker) -> None:
 # Secrets, mechanisms
 
 
-def test_a_new_secret_is_verified(broker: Broker) -> None:
+@pytest.mark.parametrize("wrong", [b"wrong", b""])
+def test_a_new_secret_is_verified(broker: Broker, wrong: bytes) -> None:
     peer = another(broker)
     principal = peer.connection.principal
     assert peer.call(0, 10, 70, long_string(b"guest") + short_string("renewed")).name == (10, 71)
     assert peer.connection.principal is not principal
-    answer = peer.call(0, 10, 70, long_string(b"wrong") + short_string("oops"))
+    answer = peer.call(0, 10, 70, long_string(wrong) + short_string("oops"))
     refusal = closed(answer, hard=True)
     assert refusal.code == 530
     assert refusal.method == (10, 70)

@@ -168,7 +168,7 @@ class AmqpConnection(Peer):
         self.parked = False
         self._parking: Parking | None = None
         self._forcing = False
-        self._secret = ""
+        self._secret: str | None = None
 
     # What a transport calls
 
@@ -608,8 +608,9 @@ class AmqpConnection(Peer):
         elif self.state != OPEN:
             raise Fault(503, f"method {method >> 16}.{method & 0xFFFF} is not expected now")
         elif method == CONNECTION_UPDATE_SECRET:
-            self._secret = arguments.long_string().decode("utf-8", "surrogateescape")
-            self.face.login(self, self.user, self._secret)
+            secret = arguments.long_string().decode("utf-8", "surrogateescape")
+            self._secret = secret
+            self.face.login(self, self.user, secret)
         else:
             raise Fault(504, "unexpected method in connection state running")
 
@@ -622,9 +623,10 @@ class AmqpConnection(Peer):
 
     def login_done(self, accepted: bool) -> None:
         """The credentials of start-ok are verified. Called inside a turn."""
-        if self.state == OPEN and self._secret:
-            amqp_handshake.secret_updated(self, accepted, self._secret)
-            self._secret = ""
+        if self.state == OPEN and self._secret is not None:
+            secret = self._secret
+            self._secret = None
+            amqp_handshake.secret_updated(self, accepted, secret)
             return
         if self.state != AWAIT_LOGIN:
             return
