@@ -176,7 +176,9 @@ class Publisher:
                 raise
             self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
             return
-        self._published(target, message, self._shard.post(target.tenant, target.way, message, 0))
+        reached = self._shard.post(target.tenant, target.way, message, 0)
+        if channel.confirming or reached == 0:
+            self._published(target, message, reached)
 
     def _published(self, target: Target, message: Message, reached: i64) -> None:
         channel = target.channel
