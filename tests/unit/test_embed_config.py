@@ -46,7 +46,7 @@ def test_the_defaults() -> None:
         "enable_persistence": False,
         "persistence_path": "",
         "sync": "always",
-        "page_bytes": 256 << 20,
+        "page_bytes": 128 << 20,
         "compression": "zlib",
         "compress_min_bytes": 4096,
         "require_body": False,
