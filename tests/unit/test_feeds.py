@@ -22,7 +22,8 @@ def stream_of(world: World, **said: object) -> Stream:
 
 def follow(world: World, stream: Stream, credit: int, **positions: int) -> tuple[Feed, Mailbox, list[str]]:
     ends: list[str] = []
-    feed = Feed(stream, {int(name[1:]): at for name, at in positions.items()}, ends.append)
+    feed = Feed(stream, {int(name[1:]): at for name, at in positions.items()})
+    feed.on_end = ends.append
     world._made.append(feed.queue)
     mailbox = world.shard.subscribe(feed.queue, credit, 60_000)
     world.shard.flush()

@@ -14,6 +14,7 @@ from rookery import properties
 from rookery.core.policy import QueueSettings
 from rookery.core.queue import Queue
 from rookery.core.stream import Follower, Partition, Stream
+from rookery.fieldtables import Long
 from rookery.model import Message
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ ReadSealed = Callable[[str, int, int, Callable[[Sequence[bytes]], None]], None]
 class Feed(Follower):
     """Records of some partitions, from positions on, into a queue. `skipped` counts those that were gone by then."""
 
-    def __init__(self, stream: Stream, positions: dict[int, int], on_end: Callable[[str], None]) -> None:
+    def __init__(self, stream: Stream, positions: dict[int, int]) -> None:
         shard = stream.tenant.shard
         settings = QueueSettings()
         settings.durable = False
@@ -44,7 +45,7 @@ class Feed(Follower):
         self.queue = Queue(stream.name, stream.tenant, shard, settings)
         self.queue.configure(settings)
         self.queue.owner = self
-        self._on_end = on_end
+        self.on_end: Callable[[str], None] | None = None
         self._turn = 0
         self._reading = False
         self._closed = False
@@ -57,7 +58,8 @@ class Feed(Follower):
 
     def ended(self, reason: str) -> None:
         self._shut()
-        self._on_end(reason)
+        if self.on_end is not None:
+            self.on_end(reason)
 
     def fill(self) -> None:
         """Take records over as long as there is room; within a turn, before queues are pumped."""
@@ -94,7 +96,7 @@ class Feed(Follower):
     def _offer(self, index: int, offset: int, record: bytes) -> None:
         shard = self.stream.tenant.shard
         stored = shard.message_of(record)
-        props = properties.with_headers(stored.props, {OFFSET_HEADER: offset})
+        props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(offset)})
         message = Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0)
         self.positions[index] = offset + 1
         self.queue.offer(message, 0)

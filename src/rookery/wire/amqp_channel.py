@@ -20,6 +20,7 @@ from rookery import properties
 from rookery._bytes import BytesWriter, write_i32_be, write_i64_be
 from rookery.core.consumers import Credit, Subscription
 from rookery.core.entries import Entry, Lease
+from rookery.core.feeds import Feed
 from rookery.core.log import Log
 from rookery.core.queue import Queue
 from rookery.core.topology import Tenant, Way
@@ -360,6 +361,7 @@ class Channel:
         self.consumers = {}
         for consumer in consumers:
             consumer.queue.unsubscribe(consumer)
+            consumer.ended()
         if self.reply_name:
             self.connection.face.replies.pop(self.reply_name, None)
 
@@ -397,6 +399,8 @@ class AmqpConsumer(Subscription):
         self.channel = channel
         self.exclusive = exclusive
         self._counted = queue.quorum
+        # what fills the queue, where it is this consumer's own (a stream's)
+        self.feed: Feed | None = None
         self.out = channel.out
         self.number: i64 = channel.number
         self.payload_max: i64 = channel.connection.payload_max
@@ -436,6 +440,11 @@ class AmqpConsumer(Subscription):
         put_content(out, self.number, self.payload_max, props, message.body)
         if out.size() >= CORK_BYTES:
             channel.connection.cork()
+
+    def ended(self) -> None:
+        """Its client is done with it."""
+        if self.feed is not None:
+            self.feed.close()
 
     def lapsed(self, lease: Lease) -> None:
         self.channel.lapse(lease)

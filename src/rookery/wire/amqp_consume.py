@@ -9,7 +9,7 @@ from rookery.core.consumers import Credit
 from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
 from rookery.model import NEVER
-from rookery.wire import amqp_replies
+from rookery.wire import amqp_replies, amqp_streams
 from rookery.wire.amqp_arguments import INTEGERS, TYPES
 from rookery.wire.amqp_channel import REJECT, REQUEUE, AmqpConsumer, Channel, props_of, wire_of
 from rookery.wire.amqp_codec import (
@@ -35,7 +35,16 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_short_string,
 )
-from rookery.wire.amqp_names import RESERVED, find_queue, named, not_implemented, put_count, put_tagged, require
+from rookery.wire.amqp_names import (
+    RESERVED,
+    find_queue,
+    named,
+    not_implemented,
+    put_count,
+    put_tagged,
+    require,
+    tenant_of,
+)
 
 
 def call(channel: Channel, method: i32, arguments: Arguments) -> None:
@@ -114,6 +123,10 @@ def _consume(channel: Channel, arguments: Arguments) -> None:
             put_tagged(channel, BASIC_CONSUME_OK, tag)
         return
     require(channel, "read", "queue", name)
+    stream = tenant_of(channel).streams.get(name)
+    if stream is not None:
+        _begin(channel, amqp_streams.consume(channel, stream, tag, bits, table), bits)
+        return
     queue = find_queue(channel, name)
     exclusive = bits & 4 != 0
     where = f"queue '{name}' in vhost '{connection.vhost}'"
@@ -124,12 +137,16 @@ def _consume(channel: Channel, arguments: Arguments) -> None:
         raise Fault(406, f"invalid arg 'x-priority' for {where}: \"expected integer, got {TYPES[kind]}\"")
     check_subscriptions(queue)
     consumer = AmqpConsumer(channel, queue, tag, 0 if no_ack else channel.prefetch, no_ack, priority, exclusive)
-    consumer.shared = None if no_ack else channel.credit
-    consumer.paused = connection.write_paused or channel.out.corked
-    channel.consumers[tag] = consumer
+    _begin(channel, consumer, bits)
+
+
+def _begin(channel: Channel, consumer: AmqpConsumer, bits: i64) -> None:
+    consumer.shared = None if consumer.no_ack else channel.credit
+    consumer.paused = channel.connection.write_paused or channel.out.corked
+    channel.consumers[consumer.name] = consumer
     if not bits & 8:
-        put_tagged(channel, BASIC_CONSUME_OK, tag)
-    queue.subscribe(consumer)
+        put_tagged(channel, BASIC_CONSUME_OK, consumer.name)
+    consumer.queue.subscribe(consumer)
 
 
 def _held_exclusively(queue: Queue) -> bool:
@@ -145,6 +162,7 @@ def _cancel(channel: Channel, arguments: Arguments) -> None:
     consumer = channel.consumers.pop(tag, None)
     if consumer is not None:
         consumer.queue.unsubscribe(consumer)
+        consumer.ended()
     elif tag and tag == channel.reply_tag:
         amqp_replies.end(channel)
     if not nowait:
@@ -156,6 +174,10 @@ def _get(channel: Channel, arguments: Arguments) -> None:
     name = named(channel, arguments.short_string())
     no_ack = arguments.octet() & 1 != 0
     require(channel, "read", "queue", name)
+    if name in tenant_of(channel).streams:
+        raise Fault(
+            540, f"basic.get not supported by stream queues queue '{name}' in vhost '{channel.connection.vhost}'"
+        )
     queue = find_queue(channel, name)
     leases = queue.claim(1, 0)
     out = channel.out

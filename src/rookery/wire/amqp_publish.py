@@ -186,7 +186,7 @@ class Publisher:
             self._return(channel, message.route, message.props, message.body)
         if channel.confirming:
             self._count(channel, reached == REFUSED)
-            if message.flags & PERSISTENT and reached > 0:
+            if reached > 0 and (message.flags & PERSISTENT or target.way.streams):
                 channel.lasting = True
 
     # What takes a second look

@@ -8,7 +8,7 @@ from mypy_extensions import i32, i64
 
 from rookery.core.queue import Queue
 from rookery.errors import Conflict, InUse, InvalidName, Locked, NotEmpty, NotFound
-from rookery.wire import amqp_replies
+from rookery.wire import amqp_replies, amqp_streams
 from rookery.wire.amqp_arguments import Typed, check_same_queue, queue_settings
 from rookery.wire.amqp_channel import Channel
 from rookery.wire.amqp_codec import (
@@ -74,6 +74,13 @@ def _declare(channel: Channel, arguments: Arguments) -> None:
             raise no_queue(channel, name)
         _declared(channel, name, 0, 1, bits)
         return
+    stream = tenant_of(channel).streams.get(name)
+    if not bits & 1 and (stream is not None or amqp_streams.asks_for_stream(table)):
+        stream = amqp_streams.declare(channel, name or server_named(channel), bits, table)
+    if stream is not None:
+        consumers = sum(len(partition.followers) for partition in stream.partitions)
+        _declared(channel, stream.name, stream.records(), consumers, bits)
+        return
     if bits & 1:
         queue = find_queue(channel, name)
         queue.touch()
@@ -92,11 +99,14 @@ def _declared(channel: Channel, name: str, ready: i64, consumers: i64, bits: i64
         end_method(channel.out, start)
 
 
+def server_named(channel: Channel) -> str:
+    return RESERVED + "gen-" + str(channel.connection.face.random_text())
+
+
 def _found_or_made(channel: Channel, name: str, bits: i64, table: Typed) -> Queue:
     connection = channel.connection
     tenant = tenant_of(channel)
-    if not name:
-        name = RESERVED + "gen-" + str(connection.face.random_text())
+    name = name or server_named(channel)
     queue = tenant.queues.get(name)
     if queue is None and name.startswith(RESERVED) and not name.startswith(RESERVED + "gen-"):
         raise reserved("queue", name)
@@ -158,9 +168,9 @@ def _bind(channel: Channel, arguments: Arguments) -> None:
     require(channel, "write", "queue", name)
     require(channel, "read", "exchange", source)
     exchange = find_exchange(channel, source)
-    queue = find_queue(channel, name)
+    target = tenant_of(channel).streams.get(name) or find_queue(channel, name)
     check_binding(exchange, key, table)
-    tenant_of(channel).bind(source, queue, key, {argument: value for argument, (_, value) in table.items()})
+    tenant_of(channel).bind(source, target, key, {argument: value for argument, (_, value) in table.items()})
     if not nowait:
         put_method(channel.out, channel.number, QUEUE_BIND_OK)
 
@@ -176,8 +186,8 @@ def _unbind(channel: Channel, arguments: Arguments) -> None:
     require(channel, "write", "queue", name)
     require(channel, "read", "exchange", source)
     tenant = tenant_of(channel)
-    if name in tenant.queues and source in tenant.exchanges:
-        tenant.unbind(source, find_queue(channel, name), key, table)
+    if source in tenant.exchanges and (name in tenant.queues or name in tenant.streams):
+        tenant.unbind(source, tenant.streams.get(name) or find_queue(channel, name), key, table)
     put_method(channel.out, channel.number, QUEUE_UNBIND_OK)
 
 
@@ -186,6 +196,10 @@ def _purge(channel: Channel, arguments: Arguments) -> None:
     name = named(channel, arguments.short_string())
     nowait = arguments.octet() & 1
     require(channel, "read", "queue", name)
+    if name in tenant_of(channel).streams:
+        raise Fault(
+            540, f"queue.purge not supported by stream queues queue '{name}' in vhost '{channel.connection.vhost}'"
+        )
     queue = find_queue(channel, name)
     count = queue.purge()
     if count and queue.journaled:
@@ -201,6 +215,12 @@ def _delete(channel: Channel, arguments: Arguments) -> None:
     require(channel, "configure", "queue", name)
     count = 0
     where = f"queue '{name}' in vhost '{channel.connection.vhost}'"
+    stream = tenant_of(channel).streams.get(name)
+    if stream is not None:
+        amqp_streams.delete(channel, stream, bits & 1 != 0)
+        if not bits & 4:
+            put_counted(channel, QUEUE_DELETE_OK, 0)
+        return
     try:
         count = tenant_of(channel).delete_queue(name, bits & 1 != 0, bits & 2 != 0, channel.connection)
     except NotFound:
