@@ -1193,7 +1193,7 @@ def test_arguments_become_settings(peer: Peer, argument: str, value: Any, settin
         ("x-message-deduplication", "yes", "{unacceptable_type,longstr}"),
         ("x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
         ("x-dead-letter-routing-key", 5, "{unacceptable_type,long}"),
-        ("x-queue-type", "stream", "\"unsupported queue type 'stream'\""),
+        ("x-queue-type", "mirrored", "\"unsupported queue type 'mirrored'\""),
         ("x-queue-type", 5, "{unacceptable_type,long}"),
         ("x-queue-mode", "eager", "\"unsupported queue mode 'eager'\""),
         ("x-queue-mode", 1, "{unacceptable_type,long}"),
