@@ -32,6 +32,8 @@ _ASYNC_OF: dict[type, type] = {
     embed.StreamReader: embed.AsyncStreamReader,
     embed.Group: embed.AsyncGroup,
     embed.GroupMember: embed.AsyncGroupMember,
+    embed.Producer: embed.AsyncProducer,
+    embed.Cuts: embed.AsyncCuts,
 }
 
 

@@ -293,6 +293,91 @@ async def test_a_table_of_sealed_records_is_the_same(durable: Any) -> None:
     assert after.column("offset").to_pylist() == list(range(6))
 
 
+# Recovering and replaying
+
+
+@pytest.mark.row("S1-36")
+async def test_what_is_kept_is_recovered_oldest_first_without_what_expired(broker: Any, face: Face) -> None:
+    orders = await broker.stream("orders")
+    await orders.publish("first")
+    await orders.publish(Message("short", ttl_ms=1_000))
+    await orders.publish("last")
+    assert [m.data for m in await orders.recover()] == ["first", "short", "last"]
+    await face.advance(1_000)
+    assert [m.data for m in await orders.recover()] == ["first", "last"]
+    assert [m.data for m in await orders.recover(1)] == ["first"]
+
+
+@pytest.mark.row("S1-37")
+async def test_what_is_replayed_reaches_who_listens_today_and_is_not_stored_again(broker: Any) -> None:
+    orders = await broker.stream("orders")
+    exchange = await broker.exchange("shop", "topic")
+    await orders.bind("shop", "#")
+    for n in range(3):
+        await exchange.publish("eu", str(n))
+    late = await broker.queue("late")
+    await late.bind("shop", "eu")
+    assert await orders.replay(2) == 2
+    assert [d.data for d in await late.claim(10)] == ["0", "1"]
+    assert (await orders.info())["records"] == 3
+
+
+# Exactly once
+
+
+async def test_a_producer_commits_each_epoch_once(broker: Any) -> None:
+    orders = await broker.stream("orders")
+    spark = broker.producer("spark")
+    assert await spark.epoch() is None
+    a = await spark.stage(orders, ["1", "2"], key="k")
+    b = await spark.stage(orders, ["3"])
+    unused = await spark.stage(orders, ["4"])
+    assert await orders.read() == []
+    result = await spark.commit(0, [a, b])
+    assert result["rows"] == 3
+    assert await spark.commit(0, [a, b]) == result
+    assert [r.data for r in await orders.read()] == ["1", "2", "3"]
+    assert [r.key for r in await orders.read()] == [b"k", b"k", None]
+    assert await spark.drop(unused)
+    with pytest.raises(errors.ChunkNotFound):
+        await spark.commit(1, [unused])
+    assert await spark.epoch() == 0
+    await spark.commit(7, [])
+    with pytest.raises(errors.StaleEpoch):
+        await spark.commit(6, [])
+
+
+async def test_a_commit_to_queues_and_exchanges_arrives(broker: Any, face: Face) -> None:
+    jobs = await broker.queue("jobs")
+    shop = await broker.exchange("shop", "direct")
+    await jobs.bind("shop", "eu")
+    spark = broker.producer("spark")
+    chunks = [await spark.stage(jobs, ["a"]), await spark.stage(shop, ["b"], routing_key="eu")]
+    assert await jobs.claim() == []
+    await spark.commit(0, chunks)
+    for _ in range(3):
+        await face.advance(1)
+    assert [d.data for d in await jobs.claim(9)] == ["a", "b"]
+    with pytest.raises(errors.InvalidType):
+        await spark.stage("jobs", ["x"])
+
+
+async def test_cuts_are_the_same_until_they_are_acknowledged(broker: Any) -> None:
+    jobs = await broker.queue("jobs")
+    await jobs.publish_many(["1", "2", "3"])
+    cuts = broker.cuts("jobs", "spark")
+    number, first = await cuts.after(0, 2)
+    assert (number, [m.data for m in first]) == (1, ["1", "2"])
+    assert [m.data for m in (await cuts.after(0, 9))[1]] == ["1", "2"]
+    assert [m.data for m in await cuts.read(1)] == ["1", "2"]
+    assert [m.data for m in (await cuts.after(1, 9))[1]] == ["3"]
+    assert await cuts.ack(1) == 2
+    assert await cuts.release() == 1
+    assert [m.data for m in await jobs.peek(9)] == ["3"]
+    with pytest.raises(errors.NotFound):
+        await cuts.read(1)
+
+
 async def test_nothing_can_be_sealed_in_memory(face: Face) -> None:
     orders = await face.make().stream("orders")
     with pytest.raises(errors.StoreError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from rookery.embed.aio.broker import AsyncBroker
 from rookery.embed.aio.deliveries import AsyncDelivery, AsyncQueueSubscription
+from rookery.embed.aio.producers import AsyncCuts, AsyncProducer
 from rookery.embed.aio.queues import AsyncExchange, AsyncQueue
 from rookery.embed.aio.streams import AsyncGroup, AsyncGroupMember, AsyncStream, AsyncStreamReader
 from rookery.embed.aio.topics import AsyncTopicSubscription
 from rookery.embed.aio.transactions import AsyncTransaction
 from rookery.embed.blocking.broker import Broker
 from rookery.embed.blocking.deliveries import Delivery, QueueSubscription
+from rookery.embed.blocking.producers import Cuts, Producer
 from rookery.embed.blocking.queues import Exchange, Queue
 from rookery.embed.blocking.streams import Group, GroupMember, Stream, StreamReader
 from rookery.embed.blocking.topics import TopicSubscription
@@ -26,10 +28,12 @@ __all__ = [
     "LOWEST",
     "NORMAL",
     "AsyncBroker",
+    "AsyncCuts",
     "AsyncDelivery",
     "AsyncExchange",
     "AsyncGroup",
     "AsyncGroupMember",
+    "AsyncProducer",
     "AsyncQueue",
     "AsyncQueueSubscription",
     "AsyncStream",
@@ -38,6 +42,7 @@ __all__ = [
     "AsyncTransaction",
     "Broker",
     "Config",
+    "Cuts",
     "Delivery",
     "Exchange",
     "Group",
@@ -45,6 +50,7 @@ __all__ = [
     "Message",
     "Observation",
     "Position",
+    "Producer",
     "Queue",
     "QueueSubscription",
     "Record",

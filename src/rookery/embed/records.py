@@ -11,6 +11,7 @@ from rookery.core.stream import KEY_HEADER, Follower, Partition
 from rookery.embed.engine import AsyncSignal, Signal
 from rookery.embed.messages import Message, unpack_message, wall_ms
 from rookery.errors import InvalidArgument, InvalidType
+from rookery.model import Message as StoredMessage
 from rookery.store.records import RecordView
 
 Start = int | datetime | Literal["first", "last", "next"]
@@ -46,14 +47,18 @@ class Position:
 class Record:
     """A message at an offset of a stream. `time` is when it was appended; `message` has all of it."""
 
-    __slots__ = ("key", "message", "offset", "partition", "time")
+    __slots__ = ("key", "message", "offset", "partition", "stored", "time")
 
-    def __init__(self, partition: int, offset: int, time: datetime, key: bytes | None, message: Message) -> None:
+    def __init__(
+        self, partition: int, offset: int, time: datetime, key: bytes | None, message: Message, stored: StoredMessage
+    ) -> None:
         self.partition = partition
         self.offset = offset
         self.time = time
         self.key = key
         self.message = message
+        # as the core has it
+        self.stored = stored
 
     @property
     def data(self) -> Any:
@@ -77,6 +82,7 @@ def record_of(shard: Shard, partition: int, raw: bytes) -> Record:
         datetime.fromtimestamp(view.stamp / 1000, UTC),
         key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key if isinstance(key, bytes) else None,
         message,
+        stored,
     )
 
 

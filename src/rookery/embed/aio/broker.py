@@ -18,6 +18,7 @@ from rookery.core.policy import Policy, check_settings
 from rookery.embed import graveyard, keeping, reports
 from rookery.embed.aio.deliveries import AsyncQueueSubscription
 from rookery.embed.aio.handlers import AsyncHandler
+from rookery.embed.aio.producers import AsyncCuts, AsyncProducer
 from rookery.embed.aio.queues import AsyncExchange, AsyncQueue, check_bodies
 from rookery.embed.aio.requests import AsyncRequests
 from rookery.embed.aio.streams import AsyncStream
@@ -261,6 +262,14 @@ class AsyncBroker:
         self._context.check_open()
         with self._engine:
             return sorted(self._context.tenant.streams)
+
+    def producer(self, name: str) -> AsyncProducer:
+        """A writer that stages and commits, each epoch once."""
+        return AsyncProducer(self._context, check_name(name, "producer"))
+
+    def cuts(self, queue: str, consumer: str) -> AsyncCuts:
+        """Read a queue repeatably: cut by cut, as this consumer."""
+        return AsyncCuts(self._context, check_name(queue, "queue"), check_name(consumer, "consumer"))
 
     async def set_policy(
         self, name: str, pattern: str, *, priority: int = 0, **settings: Unpack[QueueArguments]

@@ -15,9 +15,17 @@ from rookery.core.dedup import scope_of
 from rookery.core.stream import KEY_HEADER
 from rookery.core.transactions import Publish
 from rookery.embed.aio.queues import check_bodies, check_headers
-from rookery.embed.context import Context, check_key, check_not_negative, check_positive, check_text, check_timeout
+from rookery.embed.context import (
+    TOPICS,
+    Context,
+    check_key,
+    check_not_negative,
+    check_positive,
+    check_text,
+    check_timeout,
+)
 from rookery.embed.engine import AsyncEngine, AsyncSignal
-from rookery.embed.messages import wall_ms
+from rookery.embed.messages import Message, wall_ms
 from rookery.embed.options import StreamArguments
 from rookery.embed.records import (
     AHEAD_RECORDS,
@@ -33,6 +41,7 @@ from rookery.embed.records import (
 )
 from rookery.errors import BrokerClosed, GroupFenced, NotFound, StreamNotFound
 from rookery.model import PERSISTENT
+from rookery.model import Message as StoredMessage
 
 
 class AsyncStream:
@@ -179,6 +188,57 @@ class AsyncStream:
         found = await context.engine.in_thread(history.first_at, path, stamp)
         return max(first, found)
 
+    async def recover(self, limit: int = 0, *, partition: int = 0) -> list[Message]:
+        """The messages that are kept, oldest first, up to `limit` (0: all), expired ones left out."""
+        check_not_negative(limit, "limit")
+        found: list[Message] = []
+        context = self._context
+        async with await self.reader("first", partitions=[partition]) as reader:
+            while not limit or len(found) < limit:
+                records = await reader.get_many(AHEAD_RECORDS, 0)
+                if not records:
+                    break
+                now = context.engine.clock.wall_ms()
+                found += [r.message for r in records if not _is_over(r.message.expires_at, now)]
+        return found[:limit] if limit else found
+
+    async def replay(self, limit: int = 0, *, partition: int = 0) -> int:
+        """Hand the messages that are kept to whoever their exchanges lead to today, oldest first, up to `limit`.
+
+        They are not stored in a stream again. Returns how many messages were handed out.
+        """
+        context = self._context
+        check_not_negative(limit, "limit")
+        count = 0
+        async with await self.reader("first", partitions=[partition]) as reader:
+            while not limit or count < limit:
+                records = await reader.get_many(min(limit - count, AHEAD_RECORDS) if limit else AHEAD_RECORDS, 0)
+                if not records:
+                    break
+                now = context.engine.clock.wall_ms()
+                with context.engine:
+                    for record in records:
+                        if not _is_over(record.message.expires_at, now):
+                            count += self._hand_out(record)
+        await context.engine.lasting()
+        return count
+
+    def _hand_out(self, record: Record) -> int:
+        """Offer a record's message to the queues that its exchange leads to; 1 if there are any (within a turn)."""
+        tenant = self._context.tenant
+        stored = record.stored
+        exchange = tenant.exchanges.get(stored.route.exchange)
+        if exchange is None or exchange is tenant.default:
+            exchange = tenant.exchanges[TOPICS]
+        way = tenant.way(exchange, stored.route.key)
+        message = StoredMessage(
+            way.route, stored.props, stored.body, stored.id, stored.priority, stored.expires_ms, PERSISTENT
+        )
+        queues = list(tenant.queues_for(way, stored.props))
+        for queue in queues:
+            queue.offer(message, 0)
+        return 1 if queues else 0
+
     # Looking after it
 
     async def info(self) -> dict[str, Any]:
@@ -257,6 +317,10 @@ class AsyncStream:
         self._context.check_open()
         with self._context.engine:
             return sorted(self._core().groups)
+
+
+def _is_over(expires_at: object, now_ms: int) -> bool:
+    return isinstance(expires_at, int) and expires_at <= now_ms
 
 
 class AsyncStreamReader:

@@ -19,6 +19,7 @@ from rookery.core.policy import Policy, check_settings
 from rookery.embed import graveyard, keeping, reports
 from rookery.embed.blocking.deliveries import QueueSubscription
 from rookery.embed.blocking.handlers import Handler
+from rookery.embed.blocking.producers import Cuts, Producer
 from rookery.embed.blocking.queues import Exchange, Queue, check_bodies
 from rookery.embed.blocking.requests import Requests
 from rookery.embed.blocking.streams import Stream
@@ -251,6 +252,14 @@ class Broker:
         self._context.check_open()
         with self._engine:
             return sorted(self._context.tenant.streams)
+
+    def producer(self, name: str) -> Producer:
+        """A writer that stages and commits, each epoch once."""
+        return Producer(self._context, check_name(name, "producer"))
+
+    def cuts(self, queue: str, consumer: str) -> Cuts:
+        """Read a queue repeatably: cut by cut, as this consumer."""
+        return Cuts(self._context, check_name(queue, "queue"), check_name(consumer, "consumer"))
 
     def set_policy(
         self, name: str, pattern: str, *, priority: int = 0, **settings: Unpack[QueueArguments]
