@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rookery import properties
 from rookery.core.stream import Partition, Stream, StreamSettings
 from rookery.errors import ChunkNotFound, InvalidArgument, LimitExceeded, MessageTooLarge, StaleEpoch
 from rookery.model import NEVER, PERSISTENT, Message, Route, check_numbers
@@ -39,17 +40,24 @@ SLICE_ROWS: Final = 200
 """How many rows of a commit to an exchange are enqueued in one turn."""
 
 
+DUE_HEADER: Final = "x-deliver-at"
+"""The header of a row for an exchange that says when its message is due, in milliseconds since 1970."""
+
+
 class Row:
-    """One message to be staged."""
+    """One message to be staged, for a partition of the stream if that is not negative."""
 
-    __slots__ = ("body", "expires_ms", "key", "priority", "props")
+    __slots__ = ("body", "expires_ms", "key", "partition", "priority", "props")
 
-    def __init__(self, key: str, props: bytes, body: bytes, priority: int = 0, expires_ms: int = 0) -> None:
+    def __init__(
+        self, key: str, props: bytes, body: bytes, priority: int = 0, expires_ms: int = 0, partition: int = -1
+    ) -> None:
         self.key = key
         self.props = props
         self.body = body
         self.priority = priority
         self.expires_ms = expires_ms
+        self.partition = partition
 
 
 class Chunk:
@@ -117,6 +125,9 @@ class Staging:
         if target is None:
             tenant.exchange(exchange)
         self._check(tenant, rows)
+        for row in rows:
+            if row.partition >= 0 and target is not None:
+                target.partition(row.partition)
         chunk = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms) + CHUNK_MS)
         parts: dict[int, Partition] = {}
         routes: dict[str, Route] = {}
@@ -129,7 +140,7 @@ class Staging:
             message = Message(route, row.props, row.body, number, row.priority, row.expires_ms, PERSISTENT)
             index = -1
             if target is not None:
-                index = int(target.keyed(message))
+                index = row.partition if row.partition >= 0 else int(target.keyed(message))
                 if index < 0:
                     if loose < 0:
                         loose = int(target.next_in_turn())
@@ -292,7 +303,8 @@ class Staging:
                 fresh = Message(
                     way.route, message.props, message.body, message.id, message.priority, message.expires_ms, PERSISTENT
                 )
-                shard.post(tenant, way, fresh, 0)
+                due = properties.header(message.props, DUE_HEADER)
+                shard.post(tenant, way, fresh, due if isinstance(due, int) and due > 0 else 0)
         part.cut_tail(stop)
         done = stop >= part.visible
         if done:

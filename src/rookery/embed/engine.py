@@ -24,7 +24,15 @@ from rookery.core import ranges
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition
-from rookery.errors import InvalidType, NotInitialized, RecoveredPanic, RookeryError, StoreDamaged, StoreError
+from rookery.errors import (
+    InvalidType,
+    NotInitialized,
+    OffsetOutOfRange,
+    RecoveredPanic,
+    RookeryError,
+    StoreDamaged,
+    StoreError,
+)
 from rookery.model import NEVER
 from rookery.store.file import FileMedium
 from rookery.store.history import History, Reading
@@ -190,7 +198,13 @@ class _Engine:
             self.history.journal.release()
 
     def _record_at(self, place: int, size: int) -> bytes:
-        return self.shard.read_record(place)
+        """A record of a stream that is kept in memory; past the shard's window, which belongs to the turn."""
+        pager = self.shard.pager
+        assert pager is not None
+        try:
+            return pager.read(place)
+        except KeyError:
+            raise OffsetOutOfRange("a record was let go of while it was read", argument="offset") from None
 
     def sealing(self) -> History:
         """What seals streams; StoreError where nothing does."""
