@@ -130,9 +130,10 @@ class Server:
         self._attendance = Attendance(settings.connections_max, self.log, settings.address_connections_max)
         self._turns = Turns(self.engine, self.log)
         self._turns.turn.hold_above(memory_bytes)
-        self._web = Web(self._turns, self.access, self.clock, self.log, settings)
+        self._web = Web(self.engine, self._turns, self.access, self.clock, self.log, settings)
         http = self._web.face
         amqp = self._amqp(self._turns)
+        self._web.faces["amqp"] = amqp
         secure = self._certificates
         await self._open("http", http, settings.http_port, None)
         await self._open("amqp", amqp, settings.amqp_port, None)

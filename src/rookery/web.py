@@ -8,16 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery import __version__
+from rookery.archive import EngineArchive
 from rookery.core.access import Access
+from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig
 from rookery.limits import FailedLogins
-from rookery.wire import http_openapi, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
+from rookery.wire import api_routes, http_openapi, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
+from rookery.wire.api import Api
 from rookery.wire.http import HttpFace
 from rookery.wire.http_auth import Gatekeeper
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router, trace
 from rookery.wire.http_tokens import Tokens
 from rookery.wire.rest import Rest, RestOptions
+from rookery.wire.turn import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +41,9 @@ NOTED: Final = frozenset({401, 403, 408, 413, 429, 431})
 class Web:
     """The HTTP face of a server. `face` is what a listener brings connections to."""
 
-    def __init__(self, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings) -> None:
+    def __init__(
+        self, engine: AsyncEngine, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turns = turns
         self._log = log
@@ -63,6 +69,10 @@ class Web:
         rest_topics.add_routes(self.router, self.rest, os.urandom)
         rest_keys.add_routes(self.router, self.rest)
         rest_ops.add_routes(self.router, operations)
+        self.archive = EngineArchive(engine, turns)
+        # the faces whose connections are listed; whoever opens more of them adds them
+        self.faces: dict[str, Face] = {"http": self.face}
+        api_routes.add_routes(self.router, Api(self.rest, self.archive, os.urandom, self.faces))
         http_openapi.add_routes(self.router, __version__)
         turns.on_tick.append(self.tick)
 
@@ -89,6 +99,7 @@ class Web:
             self.face.recheck(self._gatekeeper.still_valid)
 
     def close(self) -> None:
+        self.archive.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _later(self, delay_ms: int, work: Callable[[], None]) -> asyncio.TimerHandle:

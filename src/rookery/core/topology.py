@@ -319,7 +319,7 @@ class Tenant:
             raise InvalidArgument(f"unknown face {face!r}", argument="face")
         self.said[name] = said
         self.faces[name] = face
-        settings = effective(name, face, self._defaults(face), self._policy_for(name), said)
+        settings = effective(name, face, self._defaults(face), self.policy_for(name), said)
         queue = Queue(name, self, self.shard, settings)
         queue.owner = owner
         self.queues[name] = queue
@@ -365,7 +365,7 @@ class Tenant:
         self._reconfigure()
         self.shard.log.change("drop-policy", self.name, {"name": name})
 
-    def _policy_for(self, queue: str) -> Policy | None:
+    def policy_for(self, queue: str) -> Policy | None:
         best: Policy | None = None
         for policy in self.policies.values():
             if policy.matches(queue) and (best is None or policy.priority > best.priority):
@@ -376,7 +376,7 @@ class Tenant:
         queues = list(self.queues.values())
         for queue in queues:
             face = self.faces[queue.name]
-            policy = self._policy_for(queue.name)
+            policy = self.policy_for(queue.name)
             queue.adopt(effective(queue.name, face, self._defaults(face), policy, self.said[queue.name]))
         for queue in queues:
             queue.conform()

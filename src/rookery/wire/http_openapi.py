@@ -76,6 +76,7 @@ def _types(route: Route) -> list[Any]:
     types = [parameter.type for parameter in route.parameters]
     if route.body is not None and route.body.type is not bytes:
         types.append(route.body.type)
+    types += (route.accepts or {}).values()
     for answered in route.answers.values():
         types += list(answered) if isinstance(answered, tuple) else [answered]
     return [each for each in types if each not in (None, bytes)]
@@ -106,7 +107,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     if route.parameters:
         operation["parameters"] = [_parameter(each, schemas) for each in route.parameters]
     if route.body is not None:
-        operation["requestBody"] = _body(route.body, schemas)
+        operation["requestBody"] = _body(route, route.body, schemas)
     operation["responses"]["default"] = {
         "description": "what went wrong",
         "content": {"application/json": {"schema": {} if route.errors else schemas[repr(Error)]}},
@@ -126,7 +127,11 @@ def _parameter(parameter: Parameter, schemas: dict[Any, Any]) -> dict[str, Any]:
     return {"name": parameter.name, "in": parameter.place, "required": parameter.needed, "schema": schema}
 
 
-def _body(body: Parameter, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _body(route: Route, body: Parameter, schemas: dict[Any, Any]) -> dict[str, Any]:
+    if route.accepts is not None:
+        some = {"type": "string", "format": "binary", "minLength": 1}
+        kinds = {kind: some if each is bytes else schemas[repr(each)] for kind, each in route.accepts.items()}
+        return {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}
     if body.type is bytes:
         some = {"type": "string", "format": "binary", "minLength": 1}
         return {"required": True, "content": {"application/octet-stream": {"schema": some}}}

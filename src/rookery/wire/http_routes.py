@@ -68,8 +68,10 @@ class Content:
 class Parameter:
     """One argument of a handler, and where it comes from."""
 
-    def __init__(self, name: str, place: str, type: Any, default: Any) -> None:
-        self.name = name
+    def __init__(self, argument: str, place: str, type: Any, default: Any) -> None:
+        self.argument = argument
+        # a word that Python keeps for itself is spelled with an underscore behind it
+        self.name = argument.rstrip("_")
         self.place = place
         self.type = type
         self.default = default
@@ -97,6 +99,7 @@ class Route:
         errors: Any,
         hidden: bool,
         public: bool,
+        accepts: Mapping[str, Any] | None,
     ) -> None:
         self.method = method
         self.template = template
@@ -107,11 +110,12 @@ class Route:
         self.tag = tag
         self.errors = errors
         self.hidden = hidden
+        self.accepts = accepts
         self.parameters: list[Parameter] = []
         self.body: Parameter | None = None
         self.status: int = next(iter(answers))
         self._decode: Any = None
-        self._path: list[tuple[int, str]] = []
+        self._path: list[tuple[int, Parameter]] = []
         self._query: list[Parameter] = []
         self._read_signature()
 
@@ -127,7 +131,7 @@ class Route:
             found = Parameter(name, "path" if name in names else "query", hints[name], parameter.default)
             self.parameters.append(found)
             if found.place == "path":
-                self._path.append((names.index(name), name))
+                self._path.append((names.index(name), found))
             else:
                 self._query.append(found)
 
@@ -138,14 +142,15 @@ class Route:
     def call(self, call: Call) -> object:
         """What the handler answers, called with what it asks for."""
         found: dict[str, Any] = {}
-        for index, name in self._path:
-            found[name] = call.path[index]
+        for index, parameter in self._path:
+            value = call.path[index]
+            found[parameter.argument] = value if parameter.plain else _convert(parameter, value)
         if self._query:
             query = parse_query(call.query)
             for parameter in self._query:
                 text = query.get(parameter.name)
                 if text is not None:
-                    found[parameter.name] = text if parameter.plain else _convert(parameter, text)
+                    found[parameter.argument] = text if parameter.plain else _convert(parameter, text)
                 elif parameter.required:
                     raise InvalidArgument(f"the parameter {parameter.name} is missing", argument=parameter.name)
         if self.body is not None:
@@ -245,9 +250,10 @@ class Router:
         errors: Any = None,
         hidden: bool = False,
         public: bool = False,
+        accepts: Mapping[str, Any] | None = None,
     ) -> None:
         """Let `handler` answer a method, or several divided by spaces, of a path such as `/queues/{name}`. The first of
-        `answers` is the status of a plain value.
+        `answers` is the status of a plain value. `accepts` says by content type what a body of bytes may be.
         """
         node = self._root
         for part in template.split("/")[1:]:
@@ -258,7 +264,7 @@ class Router:
                 node = node.children.setdefault(part, _Node())
         for method in methods.split():
             assert method not in node.routes, f"{method} {template} is there already"
-            route = Route(method, template, handler, answers, open, tag, errors, hidden, public)
+            route = Route(method, template, handler, answers, open, tag, errors, hidden, public, accepts)
             node.routes[method] = route
             self.routes.append(route)
 

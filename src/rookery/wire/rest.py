@@ -106,17 +106,21 @@ class Rest:
 
     # Publishing
 
-    def publish(self, tenant: Tenant, p: Publish) -> tuple[int, bool]:
-        """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat.
+    def check_room(self) -> None:
+        """Refuse publishes while there is no room for them.
 
         Whoever publishes over HTTP waits for the answer anyway, so that the journal is behind is no reason to refuse.
         """
-        shard = self.shard
         held = self.turn.held
         if held == FULL:
             raise MemoryLimitExceeded
         if held == NO_DISK:
             raise StoreFull
+
+    def publish(self, tenant: Tenant, p: Publish) -> tuple[int, bool]:
+        """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat."""
+        shard = self.shard
+        self.check_room()
         way = tenant.way(tenant.exchange(p.exchange), p.key)
         if len(way.queues) > 1 or way.by_headers or p.dedup_key:
             # several queues take it or none does

@@ -1,0 +1,415 @@
+"""Messages as publishers send them in a body: JSON, one JSON value a line, CloudEvents, or bytes as they are.
+
+Whatever the form, the outcome is a list of `Outgoing`: what the core needs, with nothing left to be checked but its
+limits. The trace context of the request (W3C `traceparent`, `tracestate`) goes into the headers of each message that
+has none of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from rookery import properties
+from rookery.core.parking import GROUP_HEADER
+from rookery.core.staging import DUE_HEADER, Row
+from rookery.core.stream import KEY_HEADER
+from rookery.core.transactions import Publish
+from rookery.errors import InvalidArgument, UnsupportedMedia
+from rookery.properties import Properties, Timestamp
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import decode_json
+from rookery.wire.rest import KEY_MAX_BYTES, Sending, check_json
+from rookery.wire.rest_types import Short
+
+BATCH_MAX: Final = 10_000
+"""Messages of one request."""
+
+JSON: Final = "application/json"
+LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
+EVENT: Final = "application/cloudevents+json"
+EVENTS: Final = "application/cloudevents-batch+json"
+HEADER_PREFIX: Final = b"x-header-"
+EVENT_PREFIX: Final = "cloudEvents:"
+"""Before the attributes of an event in the headers of its message, as in the AMQP binding of CloudEvents."""
+
+_UNSAID: Final = ("", "application/x-www-form-urlencoded")
+_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
+_PLAIN: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
+
+PartitionIndex = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"contentEncoding": "base64"})]
+
+
+class Outgoing:
+    """One message to be published, staged or appended. `key` and `partition` count for streams."""
+
+    __slots__ = (
+        "body",
+        "dedup_key",
+        "due_ms",
+        "expires_ms",
+        "partition",
+        "persistent",
+        "priority",
+        "props",
+        "routing_key",
+    )
+
+    def __init__(self, props: bytes, body: bytes) -> None:
+        self.props = props
+        self.body = body
+        self.priority = 0
+        self.expires_ms = 0
+        self.due_ms = 0
+        self.persistent = True
+        self.dedup_key = ""
+        self.routing_key: str | None = None
+        self.partition = -1
+
+    def publish(self, exchange: str, key: str, mandatory: bool = False) -> Publish:
+        return Publish(
+            exchange,
+            key if self.routing_key is None else self.routing_key,
+            self.props,
+            self.body,
+            self.priority,
+            self.expires_ms,
+            self.due_ms,
+            self.persistent,
+            self.dedup_key,
+            mandatory,
+        )
+
+    def row(self, key: str, is_for_stream: bool) -> Row:
+        """The same to be staged."""
+        props = self.props
+        if self.dedup_key:
+            raise InvalidArgument(
+                "staged rows are written once by their commit, without keys of their own", argument="idempotency_key"
+            )
+        if self.due_ms:
+            if is_for_stream:
+                raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
+            props = properties.with_headers(props, {DUE_HEADER: self.due_ms})
+        routing_key = key if self.routing_key is None else self.routing_key
+        return Row(routing_key, props, self.body, self.priority, self.expires_ms, self.partition)
+
+
+class Item(Sending, kw_only=True, forbid_unknown_fields=True):
+    """A message of a batch: `message` is any JSON value, or `message_base64` any bytes.
+
+    With a `content_type` that is not JSON, a `message` that is a string is sent as that text. `routing_key` is for
+    exchanges; `key` (records of one key keep their order) and `partition` are for streams.
+    """
+
+    message: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    message_base64: Base64 | None = None
+    content_type: Short | None = None
+    message_id: Short | None = None
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
+    routing_key: Short | None = None
+    key: str | None = None
+    partition: PartitionIndex | None = None
+
+    def outgoing(self, now_ms: int, trace: Mapping[str, str]) -> Outgoing:
+        dedup_key = self.idempotency_key or ""
+        for argument, text in (("idempotency_key", dedup_key), ("routing_key", self.routing_key or "")):
+            if len(text.encode()) > KEY_MAX_BYTES:
+                raise InvalidArgument(f"{argument} is longer than {KEY_MAX_BYTES} bytes", argument=argument)
+        made = Outgoing(self._properties(trace), self._body())
+        made.due_ms, made.expires_ms = self._times(now_ms)
+        made.priority = self.priority
+        made.persistent = self.persistent
+        made.dedup_key = dedup_key
+        made.routing_key = self.routing_key
+        made.partition = -1 if self.partition is None else self.partition
+        return made
+
+    def _body(self) -> bytes:
+        raw = bytes(self.message)
+        if self.message_base64 is not None:
+            if raw:
+                raise InvalidArgument("give message or message_base64, not both", argument="message_base64")
+            return from_base64(self.message_base64, "message_base64")
+        if not raw:
+            raise InvalidArgument("a message has message or message_base64", argument="message")
+        check_json(raw)
+        if self.content_type is not None and raw.startswith(b'"') and not is_json(self.content_type):
+            return str(msgspec.json.decode(raw)).encode()
+        return raw
+
+    def _properties(self, trace: Mapping[str, str]) -> bytes:
+        headers: dict[str, object] = {**trace, **(self.headers or {})}
+        if self.key is not None:
+            headers[KEY_HEADER] = self.key
+        if self.group:
+            headers[GROUP_HEADER] = self.group
+        return encoded(
+            Properties(
+                content_type=self.content_type or (None if self.message_base64 is not None else JSON),
+                headers=headers or None,
+                delivery_mode=2 if self.persistent else 1,
+                priority=self.priority if 0 < self.priority < 256 else None,
+                correlation_id=self.correlation_id,
+                reply_to=self.reply_to,
+                message_id=self.message_id or None,
+                timestamp=None if self.timestamp_ms is None else self.timestamp_ms // 1000,
+                type=self.type,
+            )
+        )
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """A message that says nothing about itself."""
+
+    message: msgspec.Raw
+
+
+_plain = msgspec.json.Decoder(list[_Plain])
+_plain_lines = msgspec.json.Decoder(_Plain)
+_items = msgspec.json.Decoder(list[Item])
+_item = msgspec.json.Decoder(Item)
+_event = msgspec.json.Decoder(dict[str, Any])
+_events = msgspec.json.Decoder(list[dict[str, Any]])
+_any = msgspec.json.Decoder()
+
+
+class Bodies:
+    """What a request brought: `bodies` when all are plain JSON without a word about them, else `messages`."""
+
+    def __init__(self, messages: list[Outgoing], bodies: list[bytes] | None = None, single: bool = False) -> None:
+        self.messages = messages
+        self.bodies = bodies
+        self.single = single
+
+    def all(self) -> list[Outgoing]:
+        if self.bodies is not None:
+            return [Outgoing(_PLAIN, body) for body in self.bodies]
+        return self.messages
+
+
+PLAIN_PROPS: Final = _PLAIN
+
+
+def read(call: Call, body: bytes, now_ms: int, said: Item | None = None) -> Bodies:
+    """The messages of a request. `said` is what its query says of a body that is taken as it is."""
+    kind = call.header(b"content-type").partition(";")[0].strip().lower()
+    trace = trace_of(call)
+    if b"ce-specversion" in call.headers:
+        return Bodies([_binary_event(call, body, trace)], single=True)
+    if kind == EVENT:
+        return Bodies([_structured_event(_decode(_event.decode, body), trace)], single=True)
+    if kind == EVENTS:
+        return Bodies([_structured_event(event, trace) for event in _bounded(_decode(_events.decode, body))])
+    if kind == JSON or (kind in _UNSAID and body.lstrip()[:1] in (b"{", b"[")):
+        return _json(body, now_ms, trace)
+    if kind in LINES:
+        return _lines(body, now_ms, trace)
+    if kind.startswith("application/cloudevents"):
+        raise UnsupportedMedia(f"events as {kind} are not understood; {EVENT} and {EVENTS} are")
+    return Bodies([_as_it_is(call, body, kind, now_ms, trace, said or Item())], single=True)
+
+
+def _json(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
+    if not body.lstrip().startswith(b"["):
+        return Bodies([_decode(_item.decode, body).outgoing(now_ms, trace)], single=True)
+    if not trace:
+        try:
+            plain = _plain.decode(body)
+        except msgspec.DecodeError:
+            plain = None
+        if plain is not None:
+            _decode(_any.decode, body)
+            return Bodies([], [bytes(each.message) for each in _bounded(plain)])
+    return _outgoing(_decode(_items.decode, body), now_ms, trace)
+
+
+def _lines(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
+    if not trace:
+        try:
+            plain = _plain_lines.decode_lines(body)
+        except msgspec.DecodeError:
+            plain = None
+        if plain is not None:
+            _decode(_any.decode_lines, body)
+            return Bodies([], [bytes(each.message) for each in _bounded(plain)])
+    return _outgoing(_decode(_item.decode_lines, body), now_ms, trace)
+
+
+def _outgoing(items: list[Item], now_ms: int, trace: Mapping[str, str]) -> Bodies:
+    made = []
+    for index, item in enumerate(_bounded(items)):
+        try:
+            made.append(item.outgoing(now_ms, trace))
+        except InvalidArgument as error:
+            error.argument = f"[{index}].{error.argument}"
+            raise
+    return Bodies(made)
+
+
+def _as_it_is(call: Call, body: bytes, kind: str, now_ms: int, trace: Mapping[str, str], said: Item) -> Outgoing:
+    if not body:
+        raise InvalidArgument("request body required", argument="body")
+    headers = {
+        name.removeprefix(HEADER_PREFIX).decode("latin-1"): call.header(name)
+        for name in call.headers
+        if name.startswith(HEADER_PREFIX) and len(name) > len(HEADER_PREFIX)
+    }
+    said.headers = headers or None
+    said.content_type = None if kind in _UNSAID else call.header(b"content-type")[:255]
+    said.message = msgspec.Raw(b"0")
+    made = said.outgoing(now_ms, trace)
+    made.body = body
+    if said.content_type is None:
+        made.props = encoded(_without_type(made.props))
+    return made
+
+
+def _without_type(props: bytes) -> Properties:
+    found = properties.decode(props)
+    found.content_type = None
+    return found
+
+
+def _bounded(items: list[Any]) -> list[Any]:
+    if not items:
+        raise InvalidArgument("there is no message in the body", argument="body")
+    if len(items) > BATCH_MAX:
+        raise InvalidArgument(f"a request has at most {BATCH_MAX} messages, not {len(items)}", argument="body")
+    return items
+
+
+def _decode(decode: Callable[[bytes], Any], body: bytes) -> Any:
+    return decode_json(decode, body)
+
+
+def encoded(found: Properties) -> bytes:
+    """A property list, or an error that names the field as requests call it."""
+    try:
+        return properties.encode(found)
+    except InvalidArgument as error:
+        if error.argument not in ("content_type", "correlation_id", "reply_to", "type", "message_id"):
+            error.argument = "headers"
+        raise
+
+
+def from_base64(text: str, argument: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument(f"{argument} is not base64", argument=argument) from None
+
+
+def is_json(kind: str) -> bool:
+    kind = kind.partition(";")[0].strip().lower()
+    return kind == JSON or kind.endswith("+json")
+
+
+# Traces
+
+
+def trace_of(call: Call) -> dict[str, str]:
+    """The trace context of a request, as headers of its messages; one that is malformed is none."""
+    parent = call.headers.get(b"traceparent")
+    if parent is None:
+        return {}
+    text = parent.decode("latin-1").strip()
+    if not _TRACE_PARENT.fullmatch(text) or text.startswith("ff") or len(text) > 255:
+        return {}
+    state = call.header(b"tracestate").strip()
+    return {"traceparent": text, "tracestate": state} if 0 < len(state) <= 512 else {"traceparent": text}
+
+
+def answer_trace(call: Call, props: bytes) -> None:
+    """Hand the trace context of a message back in the headers of the answer."""
+    for name in ("traceparent", "tracestate"):
+        value = properties.header(props, name)
+        if isinstance(value, str):
+            call.add_header(name, value)
+
+
+# CloudEvents
+
+
+def _binary_event(call: Call, body: bytes, trace: Mapping[str, str]) -> Outgoing:
+    attributes: dict[str, Any] = {
+        name.removeprefix(b"ce-").decode("latin-1"): unquote(call.header(name))
+        for name in call.headers
+        if name.startswith(b"ce-")
+    }
+    kind = call.header(b"content-type")
+    if kind:
+        attributes["datacontenttype"] = kind
+    return _event_message(attributes, body, trace)
+
+
+def _structured_event(event: dict[str, Any], trace: Mapping[str, str]) -> Outgoing:
+    attributes = dict(event)
+    data = attributes.pop("data", None)
+    coded = attributes.pop("data_base64", None)
+    if coded is not None:
+        if data is not None or not isinstance(coded, str):
+            raise InvalidArgument("an event has data or, as base64, data_base64", argument="data_base64")
+        return _event_message(attributes, from_base64(coded, "data_base64"), trace)
+    if "data" not in event:
+        return _event_message(attributes, b"", trace)
+    kind = attributes.setdefault("datacontenttype", JSON)
+    if isinstance(kind, str) and isinstance(data, str) and not is_json(kind):
+        return _event_message(attributes, data.encode(), trace)
+    return _event_message(attributes, msgspec.json.encode(data), trace)
+
+
+def _event_message(attributes: dict[str, Any], body: bytes, trace: Mapping[str, str]) -> Outgoing:
+    """An event as a message: its attributes are headers, its data is the body."""
+    for needed in ("id", "source", "specversion", "type"):
+        if not isinstance(attributes.get(needed), str) or not attributes[needed]:
+            raise InvalidArgument(f"an event needs {needed}, a text that is not empty", argument=needed)
+    if attributes["specversion"] != "1.0":
+        raise InvalidArgument("only events of specversion 1.0 are understood", argument="specversion")
+    headers: dict[str, object] = dict(trace)
+    for name, value in attributes.items():
+        if not _ATTRIBUTE.fullmatch(name):
+            raise InvalidArgument(f"an attribute of an event cannot be called {name[:50]!r}", argument="event")
+        if not isinstance(value, str | int | bool):
+            raise InvalidArgument(f"{name} must be a text, an integer or a boolean", argument=name)
+        if name in ("traceparent", "tracestate"):
+            headers[name] = value
+        elif name != "datacontenttype":
+            headers[EVENT_PREFIX + name] = value
+    key = attributes.get("partitionkey")
+    if isinstance(key, str) and key:
+        headers[KEY_HEADER] = key
+    kind = attributes.get("datacontenttype")
+    if kind is not None and not isinstance(kind, str):
+        raise InvalidArgument("datacontenttype must be a text", argument="datacontenttype")
+    made = Properties(content_type=kind, headers=headers, delivery_mode=2, timestamp=_event_time(attributes))
+    if len(attributes["id"].encode()) <= 255:
+        made.message_id = attributes["id"]
+    if len(attributes["type"].encode()) <= 255:
+        made.type = attributes["type"]
+    return Outgoing(encoded(made), body)
+
+
+def _event_time(attributes: dict[str, Any]) -> Timestamp | None:
+    text = attributes.get("time")
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError
+        return Timestamp(max(0, int(moment.timestamp())))
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidArgument("time must be a timestamp of RFC 3339", argument="time") from None
+
+
+__all__ = ["BATCH_MAX", "PLAIN_PROPS", "Bodies", "Item", "Outgoing", "answer_trace", "read", "trace_of"]

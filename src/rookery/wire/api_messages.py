@@ -1,0 +1,549 @@
+"""Messages of queues and exchanges, many at a time: publish, claim, settle, extend, look at, purge, move, redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from rookery import properties
+from rookery.core import dead_letters
+from rookery.core.entries import Entry, Lease
+from rookery.core.routing import matcher
+from rookery.core.topology import Tenant
+from rookery.core.transactions import Batch, Publish, apply, publish_batch
+from rookery.errors import InvalidArgument
+from rookery.wire import api_bodies
+from rookery.wire.api import Api
+from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, Item
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Answer, Router
+from rookery.wire.rest import content_of, headers_of
+from rookery.wire.rest_s2 import FACE
+from rookery.wire.rest_types import AtMost, DedupKey, Duration, Lasting, Many, Name, Priority, Short
+
+SHOWN_MAX: Final = 1_000
+LEASES_MAX: Final = 10_000
+
+WaitMs = Annotated[int, msgspec.Meta(ge=0, le=60_000)]
+ClaimCount = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Outcome = Literal["ack", "retry", "release", "reject"]
+Tokens = Annotated[list[str], msgspec.Meta(min_length=1, max_length=LEASES_MAX)]
+Reason = Annotated[str, msgspec.Meta(max_length=255)]
+
+ACCEPTED: Final = {
+    JSON: Item | list[Item],
+    LINES[0]: str,
+    EVENT: dict[str, Any],
+    EVENTS: list[dict[str, Any]],
+    "application/octet-stream": bytes,
+}
+"""What bodies of publishes may be, for the OpenAPI document."""
+
+
+class Sent(msgspec.Struct, omit_defaults=True):
+    """`duplicate`: the idempotency key was seen before, and the id is the first message's."""
+
+    message_id: str
+    duplicate: bool = False
+
+
+class SentAll(msgspec.Struct, omit_defaults=True):
+    count: int
+    messages: list[Sent] | None = None
+
+
+class Claiming(msgspec.Struct, forbid_unknown_fields=True):
+    """Up to `max` messages under lease for `lease_ms`; `wait_ms` for the first."""
+
+    max: ClaimCount = 1
+    wait_ms: WaitMs = 0
+    lease_ms: Lasting | None = None
+
+
+class Leased(msgspec.Struct, omit_defaults=True):
+    """A message, and under `lease` the right to settle it (not where it is only looked at).
+
+    A body that is neither JSON nor text is in `message_base64`.
+    """
+
+    message: Any
+    message_id: str
+    attempt: int
+    lease: str | None = None
+    message_base64: str | None = None
+    exchange: str = ""
+    routing_key: str = ""
+    redelivered: bool = False
+    priority: int = 0
+    content_type: str | None = None
+    headers: dict[str, Any] | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    timestamp_ms: int | None = None
+    enqueued_ms: int = 0
+    expires_ms: int = 0
+    due_ms: int = 0
+    deaths: list[dict[str, Any]] | None = None
+
+
+class LeasedAll(msgspec.Struct):
+    deliveries: list[Leased]
+
+
+class SettleOne(msgspec.Struct, forbid_unknown_fields=True):
+    """`retry` and `reject` may say why; `retry` after `delay_ms`, else after the queue's backoff."""
+
+    lease: str
+    outcome: Outcome = "ack"
+    delay_ms: Duration | None = None
+    reason: Reason = ""
+
+    def do(self, lease: Lease) -> None:
+        queue = lease.queue
+        if self.outcome == "ack":
+            queue.ack(lease)
+        elif self.outcome == "retry":
+            queue.retry(lease, -1 if self.delay_ms is None else self.delay_ms, self.reason)
+        elif self.outcome == "release":
+            queue.release(lease)
+        else:
+            queue.reject(lease, self.reason)
+
+
+class SettleMany(msgspec.Struct, forbid_unknown_fields=True):
+    """`settle` names each lease with an outcome of its own; `leases` all get the one of `outcome`."""
+
+    settle: Annotated[list[SettleOne], msgspec.Meta(max_length=LEASES_MAX)] = []
+    leases: Annotated[list[str], msgspec.Meta(max_length=LEASES_MAX)] = []
+    outcome: Outcome = "ack"
+    delay_ms: Duration | None = None
+    reason: Reason = ""
+
+    def every(self) -> list[SettleOne]:
+        same = [SettleOne(token, self.outcome, self.delay_ms, self.reason) for token in self.leases]
+        if not self.settle and not same:
+            raise InvalidArgument("there is no lease to settle", argument="leases")
+        return [*self.settle, *same]
+
+
+class SettledAll(msgspec.Struct):
+    """`lost` are leases that had ended before: settled, lapsed, or never there."""
+
+    settled: int
+    lost: list[str]
+
+
+class ExtendMany(msgspec.Struct, forbid_unknown_fields=True):
+    leases: Tokens
+    lease_ms: Lasting
+
+
+class Extended(msgspec.Struct):
+    extended: int
+    lost: list[str]
+
+
+class Looked(msgspec.Struct):
+    """`count` is how many there are in all."""
+
+    count: int
+    messages: list[Leased]
+
+
+class Purged(msgspec.Struct):
+    purged: int
+
+
+class Where(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which messages: all that is said must hold. `origin` and `reason` are of the last death, `detail` a part of what
+    was said of it; `routing_key` is a topic pattern over the key it was published with; of `headers` all must be
+    equal.
+    """
+
+    origin: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+    routing_key: Short | None = None
+    headers: dict[str, Any] | None = None
+    message_ids: list[str] | None = None
+    died_after_ms: Duration | None = None
+    died_before_ms: Duration | None = None
+
+
+class Moving(msgspec.Struct, forbid_unknown_fields=True):
+    """Ready messages go to queue `to`, in order; `limit` of 0 is all."""
+
+    to: Name
+    limit: AtMost = 0
+    where: Where | None = None
+
+
+class Moved(msgspec.Struct):
+    moved: int
+
+
+class Redriving(msgspec.Struct, forbid_unknown_fields=True):
+    """Without `to`, each letter goes to the queue it died in. `limit` of 0 is all."""
+
+    limit: AtMost = 0
+    to: Name | None = None
+    where: Where | None = None
+    dry_run: bool = False
+
+
+class RedrivenLetter(msgspec.Struct):
+    message_id: str
+    to: str
+    reason: str
+
+
+class Redriven(msgspec.Struct):
+    """`letters` are the first of them."""
+
+    redriven: int
+    dry_run: bool
+    letters: list[RedrivenLetter]
+
+
+class Messages:
+    """The routes."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._rest = api.rest
+        self._shard = api.shard
+
+    # Publishing
+
+    def publish_to_queue(
+        self,
+        call: Call,
+        name: Name,
+        body: bytes,
+        ids: bool = True,
+        priority: Priority = 0,
+        delay_ms: Duration | None = None,
+        ttl_ms: Lasting | None = None,
+        message_id: Short | None = None,
+        correlation_id: Short | None = None,
+        reply_to: Short | None = None,
+        type: Short | None = None,
+        idempotency_key: DedupKey | None = None,
+        persistent: bool = True,
+    ) -> Answer:
+        """Publish one message or many, all of them or none. A body that is neither JSON, lines of JSON nor an event is
+        one message as it is: then the query says the rest, and headers of the request that begin with `X-Header-` are
+        headers of the message.
+        """
+        queue = self._rest.queue(call, name, FACE, "write")
+        said = _said(
+            priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
+        )
+        found = api_bodies.read(call, body, int(self._shard.wall_ms), said)
+        for index, each in enumerate(found.messages):
+            if each.routing_key not in (None, name):
+                at = "routing_key" if found.single else f"[{index}].routing_key"
+                raise InvalidArgument("messages to a queue have its name as their routing key", argument=at)
+        return self._publish(call, queue.tenant, "", name, found, ids, False)
+
+    def publish_to_exchange(
+        self,
+        call: Call,
+        name: Name,
+        body: bytes,
+        routing_key: Short = "",
+        mandatory: bool = False,
+        ids: bool = True,
+        priority: Priority = 0,
+        delay_ms: Duration | None = None,
+        ttl_ms: Lasting | None = None,
+        message_id: Short | None = None,
+        correlation_id: Short | None = None,
+        reply_to: Short | None = None,
+        type: Short | None = None,
+        idempotency_key: DedupKey | None = None,
+        persistent: bool = True,
+    ) -> Answer:
+        """Publish to an exchange, as to a queue. A message without a routing key of its own has that of the query; with
+        `mandatory`, one that nobody would get refuses them all.
+        """
+        call.principal.require("write", name, kind="exchange")
+        tenant = self._rest.tenant(call)
+        if tenant.exchange(name).internal:
+            raise InvalidArgument(f"exchange {name!r} is internal", argument="exchange")
+        if len(routing_key.encode()) > 255:
+            raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
+        said = _said(
+            priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
+        )
+        found = api_bodies.read(call, body, int(self._shard.wall_ms), said)
+        return self._publish(call, tenant, name, routing_key, found, ids, mandatory)
+
+    def _publish(
+        self,
+        call: Call,
+        tenant: Tenant,
+        exchange: str,
+        key: str,
+        found: api_bodies.Bodies,
+        ids: bool,
+        mandatory: bool,
+    ) -> Answer:
+        self._rest.check_room()
+        uuid = self._shard.ids.uuid
+        if found.bodies is not None and not mandatory:
+            count = len(found.bodies)
+            batch = Batch(exchange, key, api_bodies.PLAIN_PROPS, found.bodies, 0)
+            first = publish_batch(self._shard, tenant, batch)
+            call.lasting()
+            sent = [Sent(uuid(number)) for number in range(first, first + count)] if ids else None
+            return Answer(201, SentAll(count, sent))
+        publishes: list[Any] = [each.publish(exchange, key, mandatory) for each in found.all()]
+        last_id = int(self._shard.last_id)
+        numbers = apply(self._shard, tenant, publishes)
+        call.lasting()
+        all_sent = self.sent(publishes, numbers, last_id) if ids or found.single else None
+        if found.single and all_sent is not None:
+            return Answer(200 if all_sent[0].duplicate else 201, all_sent[0])
+        return Answer(201, SentAll(len(numbers), all_sent))
+
+    def sent(self, publishes: list[Publish], numbers: list[int], last_id: int) -> list[Sent]:
+        """What became of publishes that were done together, when `last_id` was the number of the last message."""
+        uuid = self._shard.ids.uuid
+        seen: set[int] = set()
+        sent = []
+        for p, number in zip(publishes, numbers, strict=True):
+            repeat = number <= last_id or number in seen
+            seen.add(number)
+            given = None if repeat else properties.message_id(p.props)
+            sent.append(Sent(given or uuid(number), repeat))
+        return sent
+
+    # Claiming and settling
+
+    def claim(self, call: Call, name: Name, body: Claiming | None = None) -> object:
+        """Lease messages of a queue, at once or when there are some."""
+        wanted = body or Claiming()
+        queue = self._rest.queue(call, name, FACE, "read")
+
+        def done(leases: list[Lease]) -> LeasedAll:
+            if len(leases) == 1:
+                call.tag = leases[0].token()
+                api_bodies.answer_trace(call, leases[0].entry.message.props)
+            return LeasedAll([self._delivery(lease) for lease in leases])
+
+        lease_ms = wanted.lease_ms or self._rest.options.lease_ms
+        return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
+
+    def settle(self, call: Call, name: Name, body: SettleMany) -> SettledAll:
+        """Settle many leases of a queue, each with its outcome."""
+        call.principal.require("read", name)
+        every = body.every()
+        lost = []
+        for one in every:
+            lease = self._lease(call, name, one.lease)
+            if lease is None:
+                lost.append(one.lease)
+            else:
+                one.do(lease)
+        call.lasting()
+        return SettledAll(len(every) - len(lost), lost)
+
+    def extend(self, call: Call, name: Name, body: ExtendMany) -> Extended:
+        """Let leases last so long from now."""
+        call.principal.require("read", name)
+        lost = []
+        for token in body.leases:
+            lease = self._lease(call, name, token)
+            if lease is None or not lease.queue.extend(lease, body.lease_ms):
+                lost.append(token)
+        return Extended(len(body.leases) - len(lost), lost)
+
+    def _lease(self, call: Call, queue: str, token: str) -> Lease | None:
+        lease = self._shard.lease(self._rest.tenant(call), token)
+        return lease if lease is not None and lease.live and lease.queue.name == queue else None
+
+    def _delivery(self, lease: Lease) -> Leased:
+        shown = self.show(lease.entry, int(lease.attempt))
+        shown.lease = lease.token()
+        return shown
+
+    def show(self, entry: Entry, attempt: int) -> Leased:
+        message, coded = content_of(entry)
+        stored = entry.message
+        found = properties.decode(stored.props)
+        stamp = found.timestamp
+        return Leased(
+            message=message,
+            message_id=self._rest.message_id(entry),
+            attempt=attempt,
+            message_base64=coded,
+            exchange=stored.route.exchange,
+            routing_key=stored.route.key,
+            redelivered=entry.redelivered,
+            priority=int(stored.priority),
+            content_type=found.content_type,
+            headers=headers_of(entry),
+            correlation_id=found.correlation_id,
+            reply_to=found.reply_to,
+            type=found.type,
+            timestamp_ms=None if stamp is None else int(stamp) * 1000,
+            enqueued_ms=int(entry.enqueued_ms),
+            expires_ms=int(stored.expires_ms),
+            due_ms=int(entry.due_ms),
+            deaths=[death.as_dict() for death in stored.route.deaths] or None,
+        )
+
+    # Looking after what is there
+
+    def look(
+        self, call: Call, name: Name, state: Literal["ready", "delayed", "leased"] = "ready", limit: Many = 100
+    ) -> Looked:
+        """Look at messages of a queue, in order, and leave them as they are."""
+        queue = self._rest.existing(call, name, "read")
+        if state == "ready":
+            count, entries = int(queue.ready), queue.ready_entries(limit)
+        elif state == "delayed":
+            count, entries = int(queue.delayed), queue.delayed_entries()
+        else:
+            count, entries = int(queue.leased), [lease.entry for lease in queue.leases()]
+        return Looked(count, [self.show(entry, int(entry.attempts)) for entry in entries[:limit]])
+
+    def purge(self, call: Call, name: Name) -> Purged:
+        """Throw away what is ready in a queue."""
+        queue = self._rest.existing(call, name, "read")
+        purged = queue.purge()
+        call.lasting()
+        return Purged(purged)
+
+    def move(self, call: Call, name: Name, body: Moving) -> Moved:
+        """Move ready messages to another queue."""
+        queue = self._rest.existing(call, name, "read")
+        target = self._rest.existing(call, body.to, "write")
+        if target is queue:
+            raise InvalidArgument("a queue cannot be moved into itself", argument="to")
+        chosen = self._chosen(body.where)
+        moved = dead_letters.move(queue.tenant, queue, target, body.limit, chosen)
+        call.lasting()
+        return Moved(moved)
+
+    def redrive(self, call: Call, name: Name, body: Redriving | None = None) -> Redriven:
+        """Send the dead letters of a queue back to life: to the queues they died in, or to one that is named."""
+        wanted = body or Redriving()
+        queue = self._rest.existing(call, name, "read")
+        if wanted.to is not None:
+            self._rest.existing(call, wanted.to, "write")
+        chosen = self._chosen(wanted.where)
+
+        def allowed(entry: Entry) -> bool:
+            deaths = entry.message.route.deaths
+            target = wanted.to or (deaths[0].queue if deaths else "")
+            return call.principal.may("write", target) and (chosen is None or chosen(entry))
+
+        found = dead_letters.redrive(queue.tenant, queue, wanted.limit, allowed, wanted.dry_run, wanted.to)
+        call.lasting()
+        letters = [
+            RedrivenLetter(self._rest.message_id(entry), to, entry.message.route.deaths[0].reason)
+            for entry, to in found[:SHOWN_MAX]
+        ]
+        return Redriven(len(found), wanted.dry_run, letters)
+
+    def _chosen(self, where: Where | None) -> Callable[[Entry], bool] | None:
+        if where is None:
+            return None
+        keys = None
+        if where.routing_key is not None:
+            keys = matcher("topic", {})
+            keys.add(where.routing_key, None, self)
+        ids = None if where.message_ids is None else frozenset(where.message_ids)
+
+        def chosen(entry: Entry) -> bool:
+            deaths = entry.message.route.deaths
+            key = deaths[-1].key if deaths else entry.message.route.key
+            if keys is not None and not keys.match(key, None):
+                return False
+            if ids is not None and self._rest.message_id(entry) not in ids:
+                return False
+            return _died_so(where, entry) and _has_headers(where, entry)
+
+        return chosen
+
+
+def _said(
+    priority: int,
+    delay_ms: int | None,
+    ttl_ms: int | None,
+    message_id: str | None,
+    correlation_id: str | None,
+    reply_to: str | None,
+    type: str | None,
+    idempotency_key: str | None,
+    persistent: bool,
+) -> Item:
+    """What a query says of a body."""
+    return Item(
+        priority=priority,
+        delay_ms=delay_ms,
+        ttl_ms=ttl_ms,
+        message_id=message_id,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        type=type,
+        idempotency_key=idempotency_key,
+        persistent=persistent,
+    )
+
+
+def _died_so(where: Where, entry: Entry) -> bool:
+    said = (where.origin, where.reason, where.detail, where.died_after_ms, where.died_before_ms)
+    if said == (None, None, None, None, None):
+        return True
+    if not entry.message.route.deaths:
+        return False
+    death = entry.message.route.deaths[0]
+    return (
+        where.origin in (None, death.queue)
+        and where.reason in (None, death.reason)
+        and (where.detail is None or where.detail in death.detail)
+        and (where.died_after_ms is None or death.last_ms >= where.died_after_ms)
+        and (where.died_before_ms is None or death.last_ms < where.died_before_ms)
+    )
+
+
+def _has_headers(where: Where, entry: Entry) -> bool:
+    if not where.headers:
+        return True
+    there = headers_of(entry) or {}
+    return all(name in there and there[name] == value for name, value in where.headers.items())
+
+
+def add_routes(router: Router, api: Api) -> Messages:
+    messages = Messages(api)
+    queue = "/api/v1/queues/{name}"
+    sent = (Sent, SentAll)
+    tag = "messages"
+    router.add(
+        "POST", f"{queue}/messages", messages.publish_to_queue, {201: sent, 200: Sent}, tag=tag, accepts=ACCEPTED
+    )
+    router.add(
+        "POST",
+        "/api/v1/exchanges/{name}/messages",
+        messages.publish_to_exchange,
+        {201: sent, 200: Sent},
+        tag=tag,
+        accepts=ACCEPTED,
+    )
+    router.add("GET", f"{queue}/messages", messages.look, {200: Looked}, tag=tag)
+    router.add("POST", f"{queue}/claim", messages.claim, {200: LeasedAll}, tag=tag)
+    router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, tag=tag)
+    router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, tag=tag)
+    router.add("POST", f"{queue}/purge", messages.purge, {200: Purged}, tag=tag)
+    router.add("POST", f"{queue}/move", messages.move, {200: Moved}, tag=tag)
+    router.add("POST", f"{queue}/redrive", messages.redrive, {200: Redriven}, tag=tag)
+    return messages
+
+
+__all__ = ["Leased", "Messages", "Sent", "SettleOne", "add_routes"]

@@ -1,0 +1,31 @@
+"""All routes of the native API."""
+
+from __future__ import annotations
+
+from rookery.wire import (
+    api_admin,
+    api_cuts,
+    api_groups,
+    api_messages,
+    api_plans,
+    api_queues,
+    api_records,
+    api_staging,
+    api_streams,
+    api_transactions,
+)
+from rookery.wire.api import Api
+from rookery.wire.http_routes import Router
+
+
+def add_routes(router: Router, api: Api) -> None:
+    api_queues.add_routes(router, api)
+    messages = api_messages.add_routes(router, api)
+    api_transactions.add_routes(router, api, messages)
+    streams = api_streams.add_routes(router, api)
+    api_records.add_routes(router, api)
+    api_groups.add_routes(router, api, streams)
+    api_plans.add_routes(router, api)
+    api_staging.add_routes(router, api)
+    api_cuts.add_routes(router, api, messages)
+    api_admin.add_routes(router, api)

@@ -1,0 +1,205 @@
+"""Transactions: publishes and settles of one tenant that happen wholly or not at all, in one request or by id."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from rookery.core.topology import Tenant
+from rookery.core.transactions import TIMEOUT_MS, Publish, Settle, Transaction, apply
+from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
+from rookery.wire.api import Api, require_some
+from rookery.wire.api_bodies import Item, trace_of
+from rookery.wire.api_messages import Messages, Sent, SettleOne
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Router
+from rookery.wire.rest_s2 import FACE
+from rookery.wire.rest_types import Name
+
+TIMEOUT_MAX_MS: Final = 3_600_000
+ID_MAX: Final = 255
+
+TransactionId = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX)]
+TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MAX_MS)]
+
+
+class PublishWithin(Item, kw_only=True):
+    """A message to `queue`, or to `exchange` with its `routing_key`."""
+
+    queue: Name | None = None
+    exchange: Name | None = None
+    mandatory: bool = False
+
+
+class Work(msgspec.Struct, forbid_unknown_fields=True):
+    """Done in this order: all settles, then all publishes."""
+
+    publish: list[PublishWithin] = []
+    settle: list[SettleOne] = []
+
+
+class Beginning(msgspec.Struct, forbid_unknown_fields=True):
+    timeout_ms: TimeoutMs = TIMEOUT_MS
+
+
+class TransactionShown(msgspec.Struct, omit_defaults=True):
+    """`messages` are those that a commit published."""
+
+    transaction: str
+    status: str
+    operations: int
+    messages: list[Sent] | None = None
+
+
+class TransactionDone(msgspec.Struct):
+    status: str
+    settled: int
+    messages: list[Sent]
+
+
+class TransactionRoutes:
+    """The routes. A transaction by id belongs to the credential's user, in its tenant."""
+
+    def __init__(self, api: Api, messages: Messages) -> None:
+        self._api = api
+        self._rest = api.rest
+        self._shard = api.shard
+        self._messages = messages
+
+    def run(self, call: Call, body: Work) -> TransactionDone:
+        """Do all of this, or nothing."""
+        require_some_right(call)
+        tenant = self._api.tenant(call)
+        operations = self._operations(call, tenant, body)
+        if not operations:
+            raise InvalidArgument("there is nothing to do", argument="publish")
+        most = tenant.limits.transaction_operations_max
+        if most and len(operations) > most:
+            raise TransactionTooLarge(f"a transaction has at most {most} operations", argument="publish")
+        self._rest.check_room()
+        last_id = int(self._shard.last_id)
+        numbers = apply(self._shard, tenant, operations)
+        call.lasting()
+        publishes = [each for each in operations if isinstance(each, Publish)]
+        return TransactionDone("committed", len(body.settle), self._messages.sent(publishes, numbers, last_id))
+
+    def begin(self, call: Call, id: TransactionId, body: Beginning | None = None) -> TransactionShown:
+        """Begin a transaction under an id of your own. It is rolled back when it is not ended in time."""
+        require_some_right(call)
+        transaction = self._shard.transactions.begin(
+            self._api.tenant(call), _named(call, id), (body or Beginning()).timeout_ms
+        )
+        return _shown(id, transaction, "open")
+
+    def look(self, call: Call, id: TransactionId) -> TransactionShown:
+        """How many operations an open transaction has."""
+        require_some_right(call)
+        return _shown(id, self._find(call, id), "open")
+
+    def add(self, call: Call, id: TransactionId, body: Work) -> TransactionShown:
+        """Have more done by its commit; nothing happens before."""
+        require_some_right(call)
+        tenant = self._api.tenant(call)
+        transaction = self._find(call, id)
+        operations = self._operations(call, tenant, body)
+        before, size = len(transaction.operations), transaction.bytes
+        try:
+            for operation in operations:
+                self._shard.transactions.add(transaction, operation)
+        except RookeryError:
+            del transaction.operations[before:]
+            transaction.bytes = size
+            raise
+        return _shown(id, transaction, "open")
+
+    def commit(self, call: Call, id: TransactionId) -> TransactionShown:
+        """Do all of it. When that cannot be, nothing is done and the transaction stays open."""
+        require_some_right(call)
+        transaction = self._find(call, id)
+        self._rest.check_room()
+        last_id = int(self._shard.last_id)
+        publishes = [each for each in transaction.operations if isinstance(each, Publish)]
+        numbers = self._shard.transactions.commit(self._api.tenant(call), _named(call, id))
+        call.lasting()
+        shown = _shown(id, transaction, "committed")
+        shown.messages = self._messages.sent(publishes, numbers, last_id)
+        return shown
+
+    def rollback(self, call: Call, id: TransactionId) -> TransactionShown:
+        """Forget all of it; leases stay as they are."""
+        require_some_right(call)
+        transaction = self._find(call, id)
+        self._shard.transactions.rollback(self._api.tenant(call), _named(call, id))
+        return _shown(id, transaction, "rolled back")
+
+    def _find(self, call: Call, id: str) -> Transaction:
+        return self._shard.transactions.get(self._api.tenant(call), _named(call, id))
+
+    def _operations(self, call: Call, tenant: Tenant, work: Work) -> list[Publish | Settle]:
+        """What the core is to do; queues that are published to come into being."""
+        settles = [self._settle(call, tenant, each, index) for index, each in enumerate(work.settle)]
+        trace = trace_of(call)
+        now_ms = int(self._shard.wall_ms)
+        publishes = []
+        for index, each in enumerate(work.publish):
+            exchange, key = self._target(call, tenant, each, index)
+            try:
+                publishes.append(each.outgoing(now_ms, trace).publish(exchange, key, each.mandatory))
+            except InvalidArgument as error:
+                error.argument = f"publish[{index}].{error.argument}"
+                raise
+        for each in work.publish:
+            if each.queue is not None and each.queue not in tenant.streams:
+                self._rest.queue(call, each.queue, FACE, "write")
+        return [*settles, *publishes]
+
+    def _settle(self, call: Call, tenant: Tenant, one: SettleOne, index: int) -> Settle:
+        call.principal.require("read", one.lease.rsplit("/", 3)[0])
+        lease = self._shard.lease(tenant, one.lease)
+        if lease is None or not lease.live:
+            raise LeaseLost(f"lease {one.lease[:300]!r} has ended", argument=f"settle[{index}].lease")
+        return Settle(lease, one.outcome, -1 if one.delay_ms is None else one.delay_ms, one.reason)
+
+    def _target(self, call: Call, tenant: Tenant, p: PublishWithin, index: int) -> tuple[str, str]:
+        if (p.queue is None) == (p.exchange is None):
+            raise InvalidArgument("a publish names a queue or an exchange", argument=f"publish[{index}].queue")
+        if p.queue is not None:
+            if p.routing_key not in (None, p.queue):
+                at = f"publish[{index}].routing_key"
+                raise InvalidArgument("messages to a queue have its name as their routing key", argument=at)
+            call.principal.require("write", p.queue)
+            return "", p.queue
+        assert p.exchange is not None
+        call.principal.require("write", p.exchange, kind="exchange")
+        tenant.exchange(p.exchange)
+        return p.exchange, p.routing_key or ""
+
+
+def require_some_right(call: Call) -> None:
+    if call.principal.rights.write in ("", "^$"):
+        require_some(call.principal, "read")
+
+
+def _named(call: Call, id: str) -> str:
+    """The core's id: users of one tenant do not meet each other's transactions."""
+    return f"{call.principal.name}/{id}"
+
+
+def _shown(id: str, transaction: Transaction, status: str) -> TransactionShown:
+    return TransactionShown(id, status, len(transaction.operations))
+
+
+def add_routes(router: Router, api: Api, messages: Messages) -> None:
+    routes = TransactionRoutes(api, messages)
+    root = "/api/v1/transactions"
+    more: dict[str, Any] = {"tag": "transactions"}
+    router.add("POST", root, routes.run, {200: TransactionDone}, **more)
+    router.add("PUT", f"{root}/{{id}}", routes.begin, {201: TransactionShown}, **more)
+    router.add("GET", f"{root}/{{id}}", routes.look, {200: TransactionShown}, **more)
+    router.add("POST", f"{root}/{{id}}/add", routes.add, {200: TransactionShown}, **more)
+    router.add("POST", f"{root}/{{id}}/commit", routes.commit, {200: TransactionShown}, **more)
+    router.add("POST", f"{root}/{{id}}/rollback", routes.rollback, {200: TransactionShown}, **more)
+
+
+__all__ = ["TransactionRoutes", "add_routes"]
