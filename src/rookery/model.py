@@ -13,6 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
+from rookery._bytes import append, vec
 from rookery.errors import InvalidArgument
 
 NEVER: Final[i64] = 1 << 62
@@ -197,13 +198,32 @@ class MessageIds:
         """Take another secret: the ids of a broker are those of its journal."""
         self.secret = secret
         digest = hashlib.blake2b(secret, digest_size=32, person=b"rookery-ids").digest()
-        self._keys = [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
+        keys = vec[i64]()
+        for i in range(0, 32, 4):
+            keys = append(keys, int.from_bytes(digest[i : i + 3], "big"))
+        self._keys: vec[i64] = keys
 
-    def uuid(self, number: int) -> str:
-        """A UUID version 4 text for the number of a message."""
-        value = self._mix(number)
-        text = f"{value:032x}"
-        return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[value >> 62 & 3]}{text[17:20]}-{text[20:]}"
+    def uuid(self, number: i64) -> str:
+        """A UUID version 4 text for the number of a message: 48 bits through a Feistel network, and 74 bits that follow
+        from them and the secret.
+        """
+        keys = self._keys
+        left = (number >> 24) & 0xFFFFFF
+        right = number & 0xFFFFFF
+        i: i64 = 0
+        while i < 4:
+            swapped = right
+            right = left ^ _round(right, keys[i])
+            left = swapped
+            i += 1
+        first = _round(left ^ 0x5A5A5A, keys[4]) ^ right
+        second = _round(first, keys[5]) ^ left
+        third = _round(second, keys[6]) ^ first
+        fourth = _round(third, keys[7]) ^ second
+        high = f"{(left << 24) | right:012x}"
+        # the version and the variant of the UUID stand in the middle
+        middle = f"{(0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF):08x}"
+        return f"{high[:8]}-{high[8:]}-{middle[:4]}-{middle[4:]}-{(third << 24) | fourth:012x}"
 
     def number(self, text: str) -> int:
         """The number that `uuid` made this text of, or -1 when it made no such text."""
@@ -211,30 +231,22 @@ class MessageIds:
         if len(digits) != 32 or len(text) != 36:
             return -1
         try:
-            high = int(digits[:12], 16)
+            high: i64 = int(digits[:12], 16)
         except ValueError:
             return -1
-        left, right = high >> 24, high & 0xFFFFFF
-        keys = self._keys
-        for i in (3, 2, 1, 0):
-            left, right = right ^ self._round(left, keys[i]), left
-        number = left << 24 | right
-        return number if self.uuid(number) == text.lower() else -1
+        left = high >> 24
+        right = high & 0xFFFFFF
+        i: i64 = 3
+        while i >= 0:
+            swapped = left
+            left = right ^ _round(left, self._keys[i])
+            right = swapped
+            i -= 1
+        number = (left << 24) | right
+        return int(number) if self.uuid(number) == text.lower() else -1
 
-    def _mix(self, number: int) -> int:
-        """128 bits: the number through a four-round Feistel network on 48 bits, then a check of 80 bits."""
-        left, right = number >> 24 & 0xFFFFFF, number & 0xFFFFFF
-        keys = self._keys
-        for i in range(4):
-            left, right = right, left ^ self._round(right, keys[i])
-        high = left << 24 | right
-        check = high
-        for i in range(4, 8):
-            check = (check * 0x9E3779B97F4A7C15 + keys[i]) & 0xFFFFFFFFFFFFFFFFFFFF
-            check ^= check >> 37
-        return high << 80 | check
 
-    @staticmethod
-    def _round(half: int, key: int) -> int:
-        mixed = (half ^ key) * 0x9E3779B1 & 0xFFFFFFFF
-        return (mixed ^ mixed >> 15) & 0xFFFFFF
+def _round(half: i64, key: i64) -> i64:
+    """24 bits of 24 bits and a key."""
+    mixed = ((half ^ key) * 0x9E3779B1) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) & 0xFFFFFF
