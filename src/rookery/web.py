@@ -13,7 +13,7 @@ from rookery.core.access import Access
 from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig
 from rookery.limits import FailedLogins
-from rookery.wire import api_routes, http_openapi, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
+from rookery.wire import api_routes, http_openapi, push, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
 from rookery.wire.api import Api
 from rookery.wire.http import HttpFace
 from rookery.wire.http_auth import Gatekeeper
@@ -66,13 +66,18 @@ class Web:
         operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
         rest_legacy.add_routes(self.router, self.rest, operations)
         rest_s2.add_routes(self.router, self.rest)
-        rest_topics.add_routes(self.router, self.rest, os.urandom)
+        topics = rest_topics.Topics(self.rest, os.urandom)
+        rest_topics.add_routes(self.router, topics)
         rest_keys.add_routes(self.router, self.rest)
         rest_ops.add_routes(self.router, operations)
         self.archive = EngineArchive(engine, turns)
         # the faces whose connections are listed; whoever opens more of them adds them
         self.faces: dict[str, Face] = {"http": self.face}
-        api_routes.add_routes(self.router, Api(self.rest, self.archive, os.urandom, self.faces))
+        api = Api(self.rest, self.archive, os.urandom, self.faces)
+        api_routes.add_routes(self.router, api)
+        self.readers = push.Push(api, topics)
+        push.add_routes(self.router, self.readers)
+        turns.on_tick.append(self.readers.tick)
         http_openapi.add_routes(self.router, __version__)
         turns.on_tick.append(self.tick)
 

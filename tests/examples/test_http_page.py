@@ -1,4 +1,4 @@
-"""Every block of the page about HTTP runs, and prints what the page says."""
+"""Every block of the pages about HTTP runs, and prints what the page says."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.interop.server import serving
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = {"http.md": 15, "push.md": 2}
+"""And how many lines are promised at least."""
 
 
-def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path, need_program: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_the_page_print_what_it_says(
+    page: str, tmp_path: Path, need_program: Callable[[str], str]
+) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     need_program("curl")
     bash = need_program("bash")
     script = ["set -eu"]
     expected = []
-    for block in BLOCKS:
+    for block in blocks:
         for line in block.splitlines():
             if line.startswith("# > "):
                 expected.append(line.removeprefix("# > "))
@@ -33,7 +41,7 @@ def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path, need_program:
         )
     assert run.returncode == 0, run.stderr
     printed = [line for line in run.stdout.splitlines() if line]
-    assert len(expected) > 15
+    assert len(expected) > PAGES[page]
     for line, promise in zip(printed, expected, strict=True):
         assert re.fullmatch(re.escape(promise).replace(r"\.\.\.", ".*"), line), (promise, line)
 

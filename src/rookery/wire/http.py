@@ -455,7 +455,16 @@ class HttpConnection(Peer):
         if self.out.transport is not None:
             self.out.transport.abort()
 
+    def uncork(self) -> None:
+        for call in self._calls:
+            if call.on_room is not None:
+                call.on_room()
+
     def close_when_done(self) -> None:
+        for call in self._calls:
+            if call.streaming:
+                # it would go on for as long as its reader likes
+                call.cancel()
         if not self._calls and self._call is None:
             self._deaf = True
             self.out.close()

@@ -111,6 +111,7 @@ class Call:
         self.content = content
         self.content_type = content_type
         self.ready = True
+        self.streaming = False
         self.undo = None
         self.poll = None
         self.touch()

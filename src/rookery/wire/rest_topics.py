@@ -90,7 +90,7 @@ class Topics:
         if len(key.encode()) > 255:
             raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
         p = body.packed(name, key, int(rest.shard.wall_ms))
-        exchange = self._topic(call, name, "write")
+        exchange = self.topic(call, name, "write")
         number, repeat = rest.publish(rest.tenant(call), p)
         assert exchange.name == name
         call.lasting()
@@ -99,18 +99,18 @@ class Topics:
     def subscribe(self, call: Call, name: Name, body: Subscribing) -> Subscription:
         """Subscribe to a topic; messages from now on that match the pattern wait to be pulled."""
         tenant = self._rest.tenant(call)
-        self._topic(call, name, "read")
+        self.topic(call, name, "read")
         subscription_id = base64url(self._random_bytes(ID_BYTES))
-        queue_name = _queue_name(name, subscription_id)
-        call.principal.require("configure", queue_name)
-        queue, _ = self._rest.declare(tenant, queue_name, {}, FACE)
+        target = queue_name(name, subscription_id)
+        call.principal.require("configure", target)
+        queue, _ = self._rest.declare(tenant, target, {}, FACE)
         try:
             tenant.bind(name, queue, body.routing_key, {OWNER: call.principal.name})
         except Exception:
             tenant.delete(queue, "deleted")
             raise
         call.lasting()
-        return Subscription(subscription_id, name, queue_name, "pull", body.routing_key)
+        return Subscription(subscription_id, name, target, "pull", body.routing_key)
 
     def subscriptions(self, call: Call, name: Name) -> SubscriptionList:
         """The subscriptions of a topic."""
@@ -120,9 +120,9 @@ class Topics:
 
     def unsubscribe(self, call: Call, name: Name, id: str) -> Settled:
         """End a subscription; what waits in it is gone."""
-        call.principal.require("configure", _queue_name(name, id))
+        call.principal.require("configure", queue_name(name, id))
         tenant = self._rest.tenant(call)
-        tenant.delete(self._queue_of(tenant, name, id), "deleted")
+        tenant.delete(self.queue_of(tenant, name, id), "deleted")
         call.lasting()
         return Settled("ok")
 
@@ -152,9 +152,9 @@ class Topics:
 
     def stats(self, call: Call, name: Name) -> TopicStats:
         """The counts of a topic."""
-        return show_stats(self._topic(call, name, "read"))
+        return show_stats(self.topic(call, name, "read"))
 
-    def _topic(self, call: Call, name: Name, action: Literal["write", "read"]) -> Exchange:
+    def topic(self, call: Call, name: Name, action: Literal["write", "read"]) -> Exchange:
         """The topic of that name, which comes into being when it is first used."""
         call.principal.require(action, name, kind="topic")
         tenant = self._rest.tenant(call)
@@ -167,7 +167,7 @@ class Topics:
     def _find(self, call: Call, topic: str, id: str) -> Queue:
         tenant = self._rest.tenant(call)
         if id:
-            return self._queue_of(tenant, topic, id)
+            return self.queue_of(tenant, topic, id)
         owner = call.principal.name
         own = [queue for _, queue in _subscriptions(tenant, topic, owner)]
         if not own:
@@ -177,8 +177,8 @@ class Topics:
             raise Conflict(text, argument="subscription")
         return own[0]
 
-    def _queue_of(self, tenant: Tenant, topic: str, id: str) -> Queue:
-        queue = tenant.queues.get(_queue_name(topic, id))
+    def queue_of(self, tenant: Tenant, topic: str, id: str) -> Queue:
+        queue = tenant.queues.get(queue_name(topic, id))
         if queue is None:
             raise NotFound(f"topic '{topic}' has no subscription '{id}'", argument="subscription")
         return queue
@@ -186,19 +186,19 @@ class Topics:
     def _queue_name_of(self, call: Call, topic: str, tag: str) -> str:
         """The queue that a delivery tag is of, if it is one of this topic's."""
         queue = tag.rsplit("/", 3)[0]
-        if not queue.startswith(_queue_name(topic, "")):
+        if not queue.startswith(queue_name(topic, "")):
             raise NotFound(f"no such delivery in topic '{topic}'", argument="delivery_tag")
         call.principal.require("read", queue)
         return queue
 
 
-def _queue_name(topic: str, id: str) -> str:
+def queue_name(topic: str, id: str) -> str:
     return f"{topic}.sub.{id}"
 
 
 def _subscriptions(tenant: Tenant, topic: str, owner: str | None = None) -> list[tuple[Subscription, Queue]]:
     exchange = tenant.exchange(topic)
-    prefix = _queue_name(topic, "")
+    prefix = queue_name(topic, "")
     found = []
     for key, arguments, target in exchange.matcher.bindings():
         if not isinstance(target, Queue) or not target.name.startswith(prefix) or arguments is None:
@@ -209,8 +209,7 @@ def _subscriptions(tenant: Tenant, topic: str, owner: str | None = None) -> list
     return found
 
 
-def add_routes(router: Router, rest: Rest, random_bytes: Any) -> None:
-    topics = Topics(rest, random_bytes)
+def add_routes(router: Router, topics: Topics) -> None:
     root = "/api/v1/topics/{name}"
     pulled = (Delivery, Nothing, Deliveries)
     router.add("PUT", root, topics.create, {201: TopicMade, 200: TopicMade}, tag="topics")
