@@ -75,7 +75,7 @@ BUGS = (
     Bug(
         "a dead letter is lost",
         "dead_letters.py",
-        "        if not _goes_round(letter, target.name) and target.accept(letter, False):",
+        "        if not _goes_round(letter, target.name) and target.accept(letter, False, due_ms):",
         "        if not _goes_round(letter, target.name):",
     ),
     Bug(
@@ -93,7 +93,7 @@ BUGS = (
     Bug(
         "a dead letter forgets where it died before",
         "dead_letters.py",
-        "    return [newest, *rest]",
+        "    return [newest, *[death.at(rows[death.order]) for death in rest]]",
         "    return [newest]",
     ),
     Bug(

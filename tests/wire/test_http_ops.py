@@ -266,6 +266,8 @@ def test_a_message_of_http_and_one_of_amqp_reach_the_same_consumer(web: World) -
     parameters = pika.ConnectionParameters("127.0.0.1", int(address.rpartition(":")[2]), credentials=credentials)
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
+        # so that what is published first has arrived first
+        channel.confirm_delivery()
         web.admin.put("/api/v1/queues/shared")
         channel.basic_publish("", "shared", b"by AMQP")
         web.admin.post("/api/v1/queues/shared/publish", json={"message": {"by": "HTTP"}})
