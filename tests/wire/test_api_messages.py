@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from rookery.clock import ManualClock
+from tests.wire.api_client import API, LINES, claim, ok, publish, refused
 from tests.wire.http_world import World, world
 
-API = "/api/v1"
-LINES = {"Content-Type": "application/x-ndjson"}
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -32,30 +31,6 @@ def web(tmp_path_factory: pytest.TempPathFactory, clock: ManualClock) -> Iterato
 @pytest.fixture
 def client(web: World, request: pytest.FixtureRequest) -> httpx.Client:
     return web.large(f"t-{request.node.name}"[:100])
-
-
-def ok(answer: httpx.Response, status: int = 200) -> Any:
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-def refused(answer: httpx.Response, status: int, argument: str | None = None) -> str:
-    assert answer.status_code == status, answer.text
-    body = answer.json()
-    if argument is not None:
-        assert body["argument"] == argument, body
-    return str(body["code"])
-
-
-def claim(client: httpx.Client, queue: str, **more: Any) -> list[Any]:
-    found: list[Any] = ok(client.post(f"{API}/queues/{queue}/claim", json={"max": 100, **more}))["deliveries"]
-    return found
-
-
-def publish(client: httpx.Client, queue: str, *values: object) -> list[str]:
-    answer = ok(client.post(f"{API}/queues/{queue}/messages", json=[{"message": v} for v in values]), 201)
-    assert answer["count"] == len(values)
-    return [row["message_id"] for row in answer["messages"]]
 
 
 # Publishing
