@@ -1,4 +1,4 @@
-"""Queues, exchanges, bindings, policies, tenants, users, definitions and connections over the native API, and rights."""
+"""Queues, exchanges, bindings, policies, tenants, users, definitions, connections over the native API; and rights."""
 
 from __future__ import annotations
 

@@ -235,6 +235,19 @@ def test_traces_are_carried_from_publish_to_claim(client: httpx.Client) -> None:
     assert "headers" not in ok(answer)["deliveries"][0]
 
 
+def test_traces_are_carried_by_the_other_apis_too(web: World, client: httpx.Client) -> None:
+    headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
+    ok(client.post(f"{API}/queues/q/publish", json={"message": 1}, headers=headers), 201)
+    answer = client.post(f"{API}/queues/q/pull")
+    assert (answer.headers["traceparent"], ok(answer)["headers"]) == (PARENT, headers)
+    ok(client.post(f"{API}/topics/t/subscriptions", json={}), 201)
+    ok(client.post(f"{API}/topics/t/publish", json={"message": 1}, headers=headers), 201)
+    assert client.post(f"{API}/topics/t/pull").headers["tracestate"] == "vendor=1"
+    small = web.small("t-small-traces")
+    ok(small.post("/publish?queue=q", content=b"x", headers=headers))
+    assert small.get("/claim?queue=q").headers["traceparent"] == PARENT
+
+
 # Claiming and settling
 
 

@@ -282,7 +282,7 @@ def test_sealed_records_are_read_like_others(client: httpx.Client, clock: Manual
     assert values(client, url, **{"from": 20}) == list(range(20, 30))
     assert table(client, f"{url}/records").column("value").to_pylist() == [str(n).encode() for n in range(30)]
 
-    def at(when: object) -> list[Any]:
+    def at(when: int | str) -> list[Any]:
         found: list[Any] = ok(client.get(f"{url}/offsets", params={"at": when}))["offsets"]
         return found
 

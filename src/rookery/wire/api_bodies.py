@@ -26,6 +26,7 @@ from rookery.errors import InvalidArgument, UnsupportedMedia
 from rookery.properties import Properties, Timestamp
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import decode_json
+from rookery.wire.http_trace import trace_of
 from rookery.wire.rest import KEY_MAX_BYTES, Sending, check_json
 from rookery.wire.rest_types import Short
 
@@ -41,7 +42,6 @@ EVENT_PREFIX: Final = "cloudEvents:"
 """Before the attributes of an event in the headers of its message, as in the AMQP binding of CloudEvents."""
 
 _UNSAID: Final = ("", "application/x-www-form-urlencoded")
-_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
 _PLAIN: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
 
@@ -314,29 +314,6 @@ def is_json(kind: str) -> bool:
     return kind == JSON or kind.endswith("+json")
 
 
-# Traces
-
-
-def trace_of(call: Call) -> dict[str, str]:
-    """The trace context of a request, as headers of its messages; one that is malformed is none."""
-    parent = call.headers.get(b"traceparent")
-    if parent is None:
-        return {}
-    text = parent.decode("latin-1").strip()
-    if not _TRACE_PARENT.fullmatch(text) or text.startswith("ff") or len(text) > 255:
-        return {}
-    state = call.header(b"tracestate").strip()
-    return {"traceparent": text, "tracestate": state} if 0 < len(state) <= 512 else {"traceparent": text}
-
-
-def answer_trace(call: Call, props: bytes) -> None:
-    """Hand the trace context of a message back in the headers of the answer."""
-    for name in ("traceparent", "tracestate"):
-        value = properties.header(props, name)
-        if isinstance(value, str):
-            call.add_header(name, value)
-
-
 # CloudEvents
 
 
@@ -412,4 +389,4 @@ def _event_time(attributes: dict[str, Any]) -> Timestamp | None:
         raise InvalidArgument("time must be a timestamp of RFC 3339", argument="time") from None
 
 
-__all__ = ["BATCH_MAX", "PLAIN_PROPS", "Bodies", "Item", "Outgoing", "answer_trace", "read", "trace_of"]
+__all__ = ["BATCH_MAX", "PLAIN_PROPS", "Bodies", "Item", "Outgoing", "read"]

@@ -19,6 +19,7 @@ from rookery.wire.api import Api
 from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, Item
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
+from rookery.wire.http_trace import answer_trace
 from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import AtMost, DedupKey, Duration, Lasting, Many, Name, Priority, Short
@@ -332,7 +333,7 @@ class Messages:
         def done(leases: list[Lease]) -> LeasedAll:
             if len(leases) == 1:
                 call.tag = leases[0].token()
-                api_bodies.answer_trace(call, leases[0].entry.message.props)
+                answer_trace(call, leases[0].entry.message.props)
             return LeasedAll([self._delivery(lease) for lease in leases])
 
         lease_ms = wanted.lease_ms or self._rest.options.lease_ms

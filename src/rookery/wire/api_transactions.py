@@ -10,10 +10,11 @@ from rookery.core.topology import Tenant
 from rookery.core.transactions import TIMEOUT_MS, Publish, Settle, Transaction, apply
 from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
 from rookery.wire.api import Api, require_some
-from rookery.wire.api_bodies import Item, trace_of
+from rookery.wire.api_bodies import Item
 from rookery.wire.api_messages import Messages, Sent, SettleOne
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router
+from rookery.wire.http_trace import trace_of
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import Name
 

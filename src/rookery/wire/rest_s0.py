@@ -26,6 +26,7 @@ from rookery.errors import InvalidArgument, NotFound, RookeryError, Unauthentica
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import NEEDED, Answer
+from rookery.wire.http_trace import answer_trace, carry
 from rookery.wire.rest import Rest, headers_of
 from rookery.wire.rest_keys import create_by_anyone
 from rookery.wire.rest_types import AtMost, Many, NeededName, NeededText
@@ -122,7 +123,9 @@ class S0:
             raise InvalidArgument("request body required", argument="body")
         found = self._rest.queue(call, queue, FACE, "write")
         kind = call.header(b"content-type")
-        number, _ = self._rest.publish(found.tenant, Publish("", queue, _props(kind), body))
+        p = Publish("", queue, _props(kind), body)
+        carry(call, p)
+        number, _ = self._rest.publish(found.tenant, p)
         call.lasting()
         return MessageId(self._id(number))
 
@@ -137,6 +140,7 @@ class S0:
             if not leases:
                 raise NotFound("timeout: no messages available")
             lease = leases[0]
+            answer_trace(call, lease.entry.message.props)
             number = int(lease.entry.message.public_id)
             self._remember(found, number, int(lease.entry.seq))
             call.tag = lease.token()

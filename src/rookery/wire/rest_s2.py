@@ -18,6 +18,7 @@ from rookery.core.snapshots import dead_count
 from rookery.errors import InvalidArgument
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
+from rookery.wire.http_trace import answer_trace, carry
 from rookery.wire.rest import KEY_MAX_BYTES, Rest, Sending, content_of, headers_of
 from rookery.wire.rest_types import (
     Amount,
@@ -216,6 +217,8 @@ class Pulling:
         self, call: Call, queue: Queue, wait: float, max: int | None, auto_ack: bool, empty: str, lease_ms: int
     ) -> object:
         def done(leases: list[Lease]) -> object:
+            if len(leases) == 1:
+                answer_trace(call, leases[0].entry.message.props)
             shown = [self._delivered(call, lease, auto_ack) for lease in leases]
             if auto_ack and shown:
                 call.lasting()
@@ -289,6 +292,7 @@ class Queues:
         """Publish any JSON value to a queue."""
         rest = self._rest
         p = body.packed("", name, int(rest.shard.wall_ms))
+        carry(call, p)
         queue = rest.queue(call, name, FACE, "write")
         number, repeat = rest.publish(queue.tenant, p)
         call.lasting()

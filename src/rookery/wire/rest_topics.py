@@ -17,6 +17,7 @@ from rookery.core.topology import Exchange, Tenant
 from rookery.errors import Conflict, InvalidArgument, NotFound
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
+from rookery.wire.http_trace import carry
 from rookery.wire.rest import Rest, Sending
 from rookery.wire.rest_s2 import FACE, Deliveries, Delivery, Nack, Nothing, Published, Pulling, Settled, Tag
 from rookery.wire.rest_types import Many, Name, Short, WaitSeconds
@@ -90,6 +91,7 @@ class Topics:
         if len(key.encode()) > 255:
             raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
         p = body.packed(name, key, int(rest.shard.wall_ms))
+        carry(call, p)
         exchange = self.topic(call, name, "write")
         number, repeat = rest.publish(rest.tenant(call), p)
         assert exchange.name == name
