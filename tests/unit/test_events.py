@@ -124,6 +124,19 @@ def test_above_the_rate_a_sample_of_whole_journeys_counts_for_all(world: World) 
     assert max(row["weight"] for row in published) >= 128
 
 
+def test_a_burst_is_sampled_before_its_first_second_is_over(world: World) -> None:
+    start(world, rate_max=160)
+    world.queue()
+    for _ in range(160):
+        world.publish(b"calm")
+    for _ in range(20_000):
+        world.publish(b"burst")
+    told = events(world, "published")
+    assert [row["weight"] for row in told[:160]] == [1] * 160
+    assert len(told) < 320
+    assert 0.5 * 20_160 < sum(row["weight"] for row in told) < 1.5 * 20_160
+
+
 def test_snapshots_are_exact_and_only_of_what_changed(world: World) -> None:
     start(world, rate_max=1)
     queue = world.queue()

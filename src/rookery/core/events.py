@@ -1,8 +1,9 @@
 """The lives of messages as a stream: `rookery.events` of the system tenant tells what happened to each, and when.
 
 Whether a message is told of is decided once, when it is published, and goes with it: every message up to a rate, above
-it one of 2, 4, 8 …, chosen by its number. The weight of the choice stands in each of its events, so counting weights is
-honest and a journey is told whole or not at all. Exact counts of every queue go in from time to time beside them.
+it one of 2, 4, 8 …, chosen by its number; a burst thins them out at once, and from second to second the rate decides.
+The weight of the choice stands in each of its events, so counting weights is honest and a journey is told whole or not
+at all. Exact counts of every queue go in from time to time beside them.
 
 Events are notes until the next tick; nothing on the hot path encodes them, and nobody waits for them. There are no
 events about the stream of events itself.
@@ -36,6 +37,10 @@ SCHEMA_VERSION: Final = 1
 RATE_MAX: Final = 1_000
 """Messages told of a second, on average; more than that are sampled."""
 
+POWER_MAX: Final[i64] = 30
+BURST_STEPS: Final[i64] = 16
+"""Within a second, messages beyond the rate are sampled half as often after each such part of it."""
+
 TICK_MS: Final[i64] = 100
 TUNE_MS: Final[i64] = 1_000
 SNAPSHOT_MS: Final[i64] = 10_000
@@ -58,6 +63,8 @@ class Events:
         self.told = 0
         self.dropped = 0
         self._mask: i64 = 0
+        self._power: i64 = 0
+        self._room: i64 = RATE_MAX
         self._bits: i32 = 1 << SAMPLE_SHIFT
         self._notes: list[_Note] = []
         self._last_id: i64 = 0
@@ -73,6 +80,7 @@ class Events:
         if STREAM not in tenant.streams:
             streams.declare(tenant, STREAM, settings)
         self.rate_max = rate_max
+        self._room = rate_max
         self.on = True
         self._last_id = shard.last_id
         self._tuned_ms = shard.mono_ms
@@ -84,18 +92,31 @@ class Events:
     def mark(self, number: i64) -> i32:
         """What goes into the flags of a new message."""
         mixed = ((number & 0x3FFFFFFF) * 0x9E3779B1) >> 20
-        return 0 if mixed & self._mask else self._bits
+        if mixed & self._mask:
+            return 0
+        bits = self._bits
+        self._room -= 1
+        if self._room <= 0 and self._power < POWER_MAX:
+            # a burst: to tell of all of it until the second is over would cost more than the messages themselves
+            self._choose(self._power + 1, i64(self.rate_max) // BURST_STEPS)
+        return bits
+
+    def _choose(self, power: i64, room: i64) -> None:
+        """Tell of one message of 2 ** power from here on; of twice as few when so many were told of."""
+        self._power = power
+        self._mask = (1 << power) - 1
+        self._bits = i32(power + 1) << SAMPLE_SHIFT
+        self._room = room
 
     def _tune(self) -> None:
         """Choose the share of messages so that no more are told of than `rate_max` a second."""
         shard = self._shard
         elapsed = int(shard.mono_ms - self._tuned_ms)
         rate = int(shard.last_id - self._last_id) * 1000 // max(1, elapsed)
-        power = 0
-        while rate >> power > self.rate_max and power < 30:
+        power: i64 = 0
+        while rate >> power > self.rate_max and power < POWER_MAX:
             power += 1
-        self._mask = (1 << power) - 1
-        self._bits = i32((power + 1) << SAMPLE_SHIFT)
+        self._choose(power, i64(self.rate_max))
         self._last_id = shard.last_id
         self._tuned_ms = shard.mono_ms
 
