@@ -1,182 +1,240 @@
-"""Rookery and RabbitMQ side by side over AMQP: server CPU per message, and the ratio of the two.
+"""Rookery and RabbitMQ side by side over AMQP: CPU per message, latency, memory, and that every message came.
 
-    python bench/amqp.py                                  # modes transient and confirm, 5 rounds
-    python bench/amqp.py --modes latency,large --rounds 3
-    python bench/amqp.py --tools ~/loadtools --python .venv/bin/python
+    bench/run amqp                                    # everything, 5 rounds
+    bench/run amqp --only transient,large --rounds 9  # some modes
+    bench/run amqp --write                            # ... and put table and plot into docs/
 
-The load comes from `amqpload`, a C program, and `compare.py` runs it in turn against both servers, interleaved, so
-that a slow minute of the machine hits both alike; CPU is the run time of all threads of a server's processes. Both come
-with `peers.sh` in the folder named by --tools; they are compiled and run in a temporary folder, and so is RabbitMQ: on
-spare loopback ports, with its own data, no system service touched.
+Needs rabbitmq-server and a C compiler. Both servers run as they are installed, on spare ports, with data of their own
+in a temporary folder; in every round each mode loads one after the other, so that a slow minute hits both alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import select
-import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import ArgumentParser
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-TARGETS = {"transient": 0.06, "confirm": 0.06}
+from bench import report
+from bench.harness import start, table, title
+from bench.loading import Run, build, load
+from bench.servers import Server, nullbroker, rabbitmq, rookery
+
+CONFIRM = {"window": 256, "prefetch": 200}
+RUNS = {"rookery": 3, "rabbitmq": 1}
+"""Runs of a mode in a round: the quicker server gets more of them, so that a moment does not decide."""
 
 
-def main() -> int:
-    arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="rookery-bench-") as folder:
-        tools = _tools(arguments.tools, Path(folder) / "tools")
-        with _rabbit(tools, Path(folder)) as rabbit, _rookery(arguments.python, Path(folder)) as rookery:
-            print(_circumstances(rookery), flush=True)
-            report = Path(folder) / "report.json"
-            subprocess.run(
-                [
-                    sys.executable,
-                    str(tools / "compare.py"),
-                    *("--tool", "amqp", "--modes", arguments.modes, "--rounds", str(arguments.rounds)),
-                    *("--figures", "con,cpu,p50,p99", "--json", str(report), "--extra", arguments.extra),
-                    *("--pid", f"rabbit={rabbit['pid']}", "--pid", f"rookery={rookery['pid']}"),
-                    f"rabbit=127.0.0.1:{rabbit['port']}/guest/guest/",
-                    f"rookery=127.0.0.1:{rookery['port']}/guest/guest/",
-                ],
-                check=True,
-            )
-            return _verdict(json.loads(report.read_text()), arguments.modes.split(","))
+@dataclass
+class Mode:
+    """A load, and what Rookery's CPU may be of RabbitMQ's."""
+
+    name: str
+    said: str
+    aim: float
+    options: dict[str, int]
+    per: str = "messages"
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def cpu_us(self, server: str) -> list[float]:
+        """By round: the mean of its runs."""
+        every = [run.cpu_us(self.per) for run in self.runs[server]]
+        step = RUNS[server]
+        return [statistics.fmean(every[i : i + step]) for i in range(0, len(every), step)]
+
+    def ratios(self) -> list[float]:
+        return [a / b for a, b in zip(self.cpu_us("rookery"), self.cpu_us("rabbitmq"), strict=True)]
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", type=Path, default=REPOSITORY.parent / "shared" / "bench", metavar="DIR")
-    parser.add_argument("--modes", default="transient,confirm")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--extra", default="", help="further options for amqpload")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has rookery installed")
-    return parser.parse_args()
+MODES = (
+    Mode("transient", "transient, no acks", 0.06, {"count": 200_000}),
+    Mode("confirm", "confirms, an ack each", 0.05, {"count": 100_000, **CONFIRM}),
+    Mode("ack50", "confirms, an ack for 50", 0.05, {"count": 100_000, **CONFIRM, "ack_every": 50}),
+    Mode("durable", "durable: confirmed when synced", 0.07, {"count": 60_000, **CONFIRM, "durable": 1}),
+    Mode(
+        "backlog",
+        "a backlog of 1 kB, filled and drained",
+        0.10,
+        {"count": 200_000, "size": 1024, "window": 1000, "prefetch": 1000, "backlog": 1},
+    ),
+    Mode(
+        "fanout",
+        "fan-out to 10, per delivery",
+        0.08,
+        {"count": 30_000, "fanout": 1, "queues": 10, "consumers": 10},
+        "deliveries",
+    ),
+    Mode("topic", "topics, 1,000 bindings", 0.06, {"count": 50_000, "topic": 1, "queues": 10, "consumers": 10}),
+    Mode("queues", "1,000 queues", 0.12, {"count": 40_000, **CONFIRM, "queues": 1000}),
+    Mode(
+        "pairs",
+        "4 publishers, 4 consumers",
+        0.06,
+        {"count": 100_000, **CONFIRM, "publishers": 4, "consumers": 4, "queues": 4},
+    ),
+    Mode("idle", "beside 1,000 idle connections", 0.06, {"count": 60_000, **CONFIRM, "held": 1000}),
+    Mode("large", "bodies of 64 KiB", 0.6, {"count": 10_000, **CONFIRM, "size": 65536}),
+)
+
+RATE = {"count": 6_000, "rate": 2_000, **CONFIRM}
+LATENCIES = {"latency": RATE, "latency-durable": {**RATE, "durable": 1}}
+
+MEMORY_COUNT = 100_000
+HELD = 5_000
+
+HOW = """CPU time of all threads of a server's processes from the first publish to the last ack, by the number of
+messages; ratios are of one round, and their median counts, in brackets the extremes. Bodies of 256 B, one publisher, one
+queue and one consumer, a window of 256 unconfirmed publishes and a prefetch of 200 unless the mode says otherwise.
+Clients and servers share the machine and talk over its loopback. Every delivery is checked: each message once, in its
+publisher's order."""
+
+HOW_LATENCY = """2,000 messages a second, each sent alone, with confirms and acks: microseconds from the publisher's
+write to the consumer's read. The null broker copies a message to its consumer and does nothing else, in C: what is
+left is the kernel."""
 
 
-def _tools(source: Path, target: Path) -> Path:
-    """The load tools, copied and compiled."""
-    if not (source / "amqpload.c").exists() and not (source / "amqpload").exists():
-        raise SystemExit(f"there is no amqpload in {source}; --tools names the folder that has it")
-    target.mkdir()
-    for file in source.iterdir():
-        if file.is_file():
-            shutil.copy(file, target)
-    if (target / "amqpload.c").exists():
-        command = [os.environ.get("CC", "cc"), "-O2", "-o", "amqpload", "amqpload.c", "-lpthread"]
-        subprocess.run(command, cwd=target, check=True)
-    return target
+def main() -> None:
+    parser = ArgumentParser(prog="bench/run amqp")
+    names = [mode.name for mode in MODES] + [*LATENCIES, "memory", "held"]
+    parser.add_argument("--only", default=",".join(names), metavar="NAMES", help=f"some of {', '.join(names)}")
+    parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md and docs/img/")
+    arguments = start("amqp", parser)
+    only = arguments.only.split(",")
+    if unknown := set(only) - set(names):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    modes = [mode for mode in MODES if mode.name in only]
+    sections: list[report.Section] = []
+    faults: list[str] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rookery-bench-")))
+        tools = build(folder)
+        ours = stack.enter_context(rookery(folder / "rookery"))
+        theirs = stack.enter_context(rabbitmq(folder / "rabbitmq"))
+        null = stack.enter_context(nullbroker(tools / "nullbroker", folder / "null"))
+        print(f"servers   {ours.version}, {theirs.version}\n", flush=True)
+        for server in (ours, theirs):
+            load(tools, server, count=5_000, **CONFIRM)  # warms up
+        if "memory" in only:
+            sections.append(memory(tools, ours, theirs, faults))
+        if modes:
+            compare(tools, modes, [ours, theirs], arguments.rounds, faults)
+            sections.append(compared(modes))
+        latencies = [name for name in LATENCIES if name in only]
+        if latencies:
+            sections.append(latency(tools, latencies, [ours, theirs, null], arguments.rounds, faults))
+        if "held" in only:
+            sections.append(held(tools, ours, arguments.rounds, faults))
+        for section in sections:
+            title(section.title, section.how)
+            table(section.head, section.rows)
+        print("\n".join(faults) or "No message was lost, doubled or reordered in any run.")
+        if arguments.write and not faults:
+            report.write(sections, modes, f"{ours.version}, {theirs.version}", sys.argv[1:])
+    sys.exit(1 if faults else 0)
 
 
-@contextmanager
-def _rabbit(tools: Path, folder: Path) -> Iterator[dict[str, int]]:
-    ports = dict(zip(("AMQP_PORT", "RABBIT_MQTT_PORT", "EPMD_PORT", "DIST_PORT"), _free_ports(4), strict=True))
-    environ = {**os.environ, **{name: str(port) for name, port in ports.items()}}
-    place = str(folder / "peers")
-    script = ["bash", str(tools / "peers.sh")]
-    started = subprocess.run(
-        [*script, "start", place, "rabbit"], env=environ, check=True, capture_output=True, text=True
-    )
-    if not started.stdout.strip():
-        raise SystemExit(f"RabbitMQ did not start: {started.stderr}")
-    _, pid, port = started.stdout.split()
-    try:
-        yield {"pid": int(pid), "port": int(port)}
-    finally:
-        subprocess.run([*script, "stop", place], env=environ, check=True, stdout=subprocess.DEVNULL)
-        _wait_for(int(pid))
-        # the port mapper that the node started stays behind
-        epmd = shutil.which("epmd")
-        if epmd:
-            subprocess.run([epmd, "-port", environ["EPMD_PORT"], "-kill"], check=False, capture_output=True)
+def one(tools: Path, server: Server, name: str, faults: list[str], **options: int) -> Run:
+    run = load(tools, server, **options)
+    faults += [f"FAULT: {name}, {server.version}: {fault}" for fault in run.faults()]
+    return run
 
 
-@contextmanager
-def _rookery(python: str, folder: Path) -> Iterator[dict[str, object]]:
-    command = [python, "-m", "rookery", "serve", "--host", "127.0.0.1", "--http-port", "off", "--amqp-port", "0"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if '"event":"listening"' in line:
-                break
-        else:
-            raise SystemExit("rookery did not start:\n" + "".join(lines))
-        said = json.loads(lines[-1])
-        try:
-            yield {"pid": process.pid, "port": int(said["amqp"].rpartition(":")[2]), "compiled": said["compiled"]}
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stderr.read()
+def compare(tools: Path, modes: list[Mode], servers: list[Server], rounds: int, faults: list[str]) -> None:
+    for number in range(rounds):
+        for mode in modes:
+            # who begins changes from round to round
+            for server in servers if number % 2 == 0 else servers[::-1]:
+                for _ in range(RUNS[server.name]):
+                    run = one(tools, server, mode.name, faults, **mode.options)
+                    mode.runs.setdefault(server.name, []).append(run)
+            print(f"  round {number + 1}: {mode.name:<12}{mode.ratios()[-1]:8.4f}", file=sys.stderr, flush=True)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def _wait_for(pid: int) -> None:
-    """Wait for the end of a process that is not our child."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    select.select([handle], [], [], 30)
-    os.close(handle)
-
-
-def _circumstances(rookery: dict[str, object]) -> str:
-    version = subprocess.run(
-        ["dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server"], capture_output=True, text=True, check=False
-    ).stdout
-    return (
-        f"rookery {'compiled' if rookery['compiled'] else 'NOT COMPILED'}, Python {platform.python_version()}; "
-        f"rabbitmq-server {version or 'of unknown version'}; {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; "
-        "256-byte bodies, one publisher, one consumer unless the mode says otherwise"
-    )
-
-
-def _verdict(report: dict[str, object], modes: list[str]) -> int:
-    """Print the CPU figures and their ratio, per mode; fail when the target is missed."""
-    runs = report["runs"]
-    assert isinstance(runs, dict)
-    missed = False
-    print(f"\n{'mode':<18}{'rabbit us/msg':>15}{'rookery us/msg':>16}{'ratio':>9}   per round")
+def compared(modes: list[Mode]) -> report.Section:
+    rows = []
     for mode in modes:
-        rabbit, rookery = (
-            [row["server_cpu_us_per_msg"] if row else None for row in runs[mode][name]]
-            for name in ("rabbit", "rookery")
+        ratios = mode.ratios()
+        rows.append(
+            [
+                mode.said,
+                *(report.number(statistics.median(mode.cpu_us(name))) for name in ("rabbitmq", "rookery")),
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+                f"{mode.aim:g}",
+            ]
         )
-        pairs = [(a, b) for a, b in zip(rabbit, rookery, strict=True) if a and b]
-        if not pairs:
-            print(f"{mode:<18} failed")
-            missed = True
-            continue
-        ratios = [ours / theirs for theirs, ours in pairs]
-        ratio = statistics.median(ratios)
-        missed = missed or ratio > TARGETS.get(mode, ratio)
-        print(
-            f"{mode:<18}{statistics.median(a for a, _ in pairs):>15.2f}{statistics.median(b for _, b in pairs):>16.3f}"
-            f"{ratio:>9.4f}   {' '.join(f'{each:.3f}' for each in ratios)}"
-        )
-    for mode in TARGETS.keys() & set(modes):
-        print(f"target of {mode}: a ratio of at most {TARGETS[mode]}")
-    return 1 if missed else 0
+    head = ["CPU µs/message", "RabbitMQ", "Rookery", "ratio", "aim"]
+    return report.Section("Beside RabbitMQ", HOW, head, rows)
+
+
+def latency(tools: Path, names: list[str], servers: list[Server], rounds: int, faults: list[str]) -> report.Section:
+    runs: dict[tuple[str, str], list[Run]] = {}
+    for number in range(rounds):
+        for name in names:
+            for server in servers[number % 3 :] + servers[: number % 3]:
+                runs.setdefault((name, server.name), []).append(one(tools, server, name, faults, **LATENCIES[name]))
+    rows = []
+    for name in names:
+        p50 = {s: [run.said["p50_us"] for run in runs[name, s.name]] for s in servers}
+        p99 = {s: statistics.median(run.said["p99_us"] for run in runs[name, s.name]) for s in servers}
+        for server in servers:
+            to_null, to_rabbit = (
+                statistics.median(a / b for a, b in zip(p50[server], p50[other], strict=True))
+                for other in (servers[2], servers[1])
+            )
+            aim = ""
+            if server.name == "rookery":
+                aim = "≤ 0.8 of RabbitMQ" if name == "latency-durable" else "≤ 1.6 of null"
+            rows.append(
+                [
+                    f"{server.version}, {'durable' if name == 'latency-durable' else 'transient'}",
+                    f"{statistics.median(p50[server]):.0f}",
+                    f"{p99[server]:.0f}",
+                    f"{to_null:.2f}",
+                    f"{to_rabbit:.2f}",
+                    aim,
+                ]
+            )
+    head = ["latency, µs", "median", "99 %", "median to null", "to RabbitMQ", "aim"]
+    return report.Section("Latency", HOW_LATENCY, head, rows)
+
+
+def memory(tools: Path, ours: Server, theirs: Server, faults: list[str]) -> report.Section:
+    """The first load on both servers: memory that another left behind would hide what this one takes."""
+    rows = []
+    for server, aim in ((theirs, ""), (ours, "1400")):
+        options = {"count": MEMORY_COUNT, "size": 1024, "window": 1000, "prefetch": 1000, "backlog": 1}
+        run = one(tools, server, "memory", faults, **options)
+        used = (run.rss_bytes["filled"] - run.rss_bytes["start"]) / MEMORY_COUNT
+        rows.append([server.version, f"{used:.0f}", aim])
+    how = f"""Resident memory after {MEMORY_COUNT:,} transient messages of 1,024 B were queued, less before, by their
+    number; body included."""
+    return report.Section("Memory", how, ["bytes per queued message of 1 kB", "", "aim"], rows)
+
+
+def held(tools: Path, ours: Server, rounds: int, faults: list[str]) -> report.Section:
+    runs: dict[int, list[Run]] = {0: [], HELD: []}
+    for _ in range(rounds):
+        for count, done in runs.items():
+            done.append(one(tools, ours, "held", faults, count=200_000, held=count, **CONFIRM))
+    rate = {
+        count: statistics.median(run.said["messages"] / run.said["all_sec"] for run in runs[count]) for count in runs
+    }
+    cpu = {count: statistics.median(run.cpu_us() for run in runs[count]) for count in runs}
+    kept = statistics.median(
+        b.said["all_sec"] and a.said["all_sec"] / b.said["all_sec"] for a, b in zip(runs[0], runs[HELD], strict=True)
+    )
+    rows = [
+        ["none", f"{rate[0]:,.0f}", f"{cpu[0]:.2f}", "", ""],
+        [f"{HELD:,}", f"{rate[HELD]:,.0f}", f"{cpu[HELD]:.2f}", f"{kept:.2f}", "≥ 0.8"],
+    ]
+    how = f"""Messages a second with confirms and an ack each, alone and while {HELD:,} further connections with a
+    channel each are held open."""
+    head = ["idle connections held", "messages/s", "CPU µs/message", "rate to none", "aim"]
+    return report.Section("Many connections", how, head, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
