@@ -86,8 +86,8 @@ MEMORY_COUNT = 100_000
 HELD = 5_000
 
 HOW = """CPU time of all threads of a server's processes from the first publish to the last ack, by the number of
-messages; ratios are of one round, and their median counts, in brackets the extremes. Bodies of 256 B, one publisher, one
-queue and one consumer, a window of 256 unconfirmed publishes and a prefetch of 200 unless the mode says otherwise.
+messages; ratios are of one round, and their median counts, in brackets the extremes. Bodies of 256 B, one publisher,
+one queue and one consumer, a window of 256 unconfirmed publishes and a prefetch of 200 unless the mode says otherwise.
 Clients and servers share the machine and talk over its loopback. Every delivery is checked: each message once, in its
 publisher's order."""
 
