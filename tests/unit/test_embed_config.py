@@ -385,6 +385,8 @@ async def test_after_close_every_call_raises_broker_closed(face: Face) -> None:
     delivery = await consumer.get(1_000)
     transaction = broker.transaction()
     await transaction.__aenter__()
+    log = await broker.stream("log")
+    streaming = (log, log.group("g"), await log.reader(), broker.producer("p"), broker.cuts("jobs", "c"))
     await broker.close()
     await broker.close()
     given: dict[str, Any] = {
@@ -407,10 +409,20 @@ async def test_after_close_every_call_raises_broker_closed(face: Face) -> None:
         "lease_ms": 1,
         "count": 1,
         "value": "answer",
+        "consumer": "c",
+        "offset": 0,
+        "offsets": {},
+        "moment": 0,
+        "to": "first",
+        "epoch": 0,
+        "chunk": "c",
+        "chunks": [],
+        "cut": 0,
+        "upto": 0,
     }
     calls = 0
     harmless = {"close", "cancel", "lifespan"}
-    handles = (broker, jobs, exchange, delivery, transaction, subscription, consumer)
+    handles = (broker, jobs, exchange, delivery, transaction, subscription, consumer, *streaming)
     for handle in handles:
         kind = type(getattr(handle, "inner", handle))
         for name, method in inspect.getmembers(kind, inspect.isfunction):
@@ -418,7 +430,7 @@ async def test_after_close_every_call_raises_broker_closed(face: Face) -> None:
                 continue
             parameters = list(inspect.signature(method).parameters.values())[1:]
             arguments = [
-                given[p.name]
+                log if p.name == "target" and handle is streaming[3] else given[p.name]
                 for p in parameters
                 if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             ]

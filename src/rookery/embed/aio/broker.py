@@ -265,10 +265,12 @@ class AsyncBroker:
 
     def producer(self, name: str) -> AsyncProducer:
         """A writer that stages and commits, each epoch once."""
+        self._context.check_open()
         return AsyncProducer(self._context, check_name(name, "producer"))
 
     def cuts(self, queue: str, consumer: str) -> AsyncCuts:
         """Read a queue repeatably: cut by cut, as this consumer."""
+        self._context.check_open()
         return AsyncCuts(self._context, check_name(queue, "queue"), check_name(consumer, "consumer"))
 
     async def set_policy(

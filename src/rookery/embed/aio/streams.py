@@ -167,6 +167,7 @@ class AsyncStream:
     async def _position(self, index: int, where: int | str) -> int:
         """The offset that a start stands for."""
         context = self._context
+        context.check_open()
         with context.engine as engine:
             partition = self._core().partition(index)
             if isinstance(where, int):
@@ -310,6 +311,7 @@ class AsyncStream:
 
     def group(self, name: str) -> AsyncGroup:
         """A consumer group of this stream; it comes into being when it is first used."""
+        self._context.check_open()
         return AsyncGroup(self, check_text(name, "group"))
 
     async def groups(self) -> list[str]:

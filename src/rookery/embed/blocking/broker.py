@@ -255,10 +255,12 @@ class Broker:
 
     def producer(self, name: str) -> Producer:
         """A writer that stages and commits, each epoch once."""
+        self._context.check_open()
         return Producer(self._context, check_name(name, "producer"))
 
     def cuts(self, queue: str, consumer: str) -> Cuts:
         """Read a queue repeatably: cut by cut, as this consumer."""
+        self._context.check_open()
         return Cuts(self._context, check_name(queue, "queue"), check_name(consumer, "consumer"))
 
     def set_policy(

@@ -168,6 +168,7 @@ class Stream:
     def _position(self, index: int, where: int | str) -> int:
         """The offset that a start stands for."""
         context = self._context
+        context.check_open()
         with context.engine as engine:
             partition = self._core().partition(index)
             if isinstance(where, int):
@@ -311,6 +312,7 @@ class Stream:
 
     def group(self, name: str) -> Group:
         """A consumer group of this stream; it comes into being when it is first used."""
+        self._context.check_open()
         return Group(self, check_text(name, "group"))
 
     def groups(self) -> list[str]:
