@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import queue as waiting
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile, Stream
 from rookery.errors import NotFound, StoreDamaged
 from rookery.properties import Properties, encode
+from rookery.store import layout
 from rookery.store.history import History
 from tests.contract.journal_world import FileSite, World
 
@@ -97,7 +100,9 @@ class Keeper:
         found = []
         for piece in ranges.plan(self.partition, start, stop):
             if isinstance(piece, ranges.FilePiece):
-                batches = parquet.batches(self.history.root / piece.path, piece.start, piece.stop, schema, pattern)
+                same = {"tenant": "default", "stream": "log", "partition": 0}
+                path = self.history.root / piece.path
+                batches = parquet.batches(path, piece.start, piece.stop, schema, same, pattern)
             else:
                 collected = arrow.collect(piece.places, piece.stamps, piece.start, self.read, schema, pattern)
                 batches = (arrow.batch_of(c, schema, "default", "log", 0) for c in collected)
@@ -129,7 +134,8 @@ def test_a_sealed_file_holds_what_the_tail_held(keeper: Keeper) -> None:
     assert path.startswith("tenant=default/stream=log/partition=0/date=2023-11-14/")
     assert path.endswith("/00000000000000000000-00000000000000000099.parquet")
     table = pq.read_table(keeper.history.root / path, partitioning=None)
-    assert table.drop_columns(["envelope"]).to_pylist() == before
+    here = {"tenant": "default", "stream": "log", "partition": 0}
+    assert [{**here, **row} for row in table.drop_columns(["envelope"]).to_pylist()] == before
     row = before[7]
     assert (row["tenant"], row["stream"], row["partition"], row["offset"]) == ("default", "log", 0, 7)
     assert (row["value"], row["key"], row["message_id"], row["content_type"]) == (b"body 7", b"k1", "m-1", "text/plain")
@@ -309,6 +315,66 @@ def test_a_deleted_stream_takes_its_files_along(keeper: Keeper) -> None:
     assert keeper.files() == []
 
 
+def test_a_new_stream_waits_until_the_files_of_the_old_one_are_gone(keeper: Keeper) -> None:
+    keeper.stream(seal_ms=1)
+    keeper.fill(5)
+    keeper.seal()
+    keeper.history.lease("spark", frozenset(keeper.files()), 10_000)
+    streams.delete(keeper.world.tenant(), "log")
+    keeper.stream(seal_ms=1)
+    keeper.fill(5, b"\0\0")
+    keeper.settle()
+    assert (len(keeper.files()), keeper.partition.files) == (1, [])
+    keeper.history.release("spark")
+    keeper.settle()
+    keeper.settle()
+    assert [file.path for file in keeper.partition.files] == keeper.files()
+    assert len(keeper.files()) == 1
+    keeper.restart()
+    assert [row["key"] for row in keeper.rows(0, 5)] == [None] * 5
+
+
+def test_a_work_that_ends_before_it_answers_leaves_nothing_to_be_seen(keeper: Keeper) -> None:
+    keeper.stream()
+    keeper.fill(5)
+
+    def work(job: bytes) -> dict:
+        sealing.perform(io.BytesIO(job))
+        raise OSError("killed")
+
+    keeper.history.helper = work
+    errors: list[BaseException | None] = []
+    keeper.history.seal(keeper.partition, errors.append)
+    keeper.calls.get(timeout=60)()
+    assert "killed" in str(errors[0])
+    assert keeper.files() == []
+    assert len(keeper.rows(0, 5)) == 5
+
+
+def test_a_file_that_was_let_go_of_while_it_was_merged_keeps_its_grace(keeper: Keeper) -> None:
+    keeper.stream()
+    for _ in range(8):
+        keeper.fill(1)
+        keeper.seal()
+    # the eighth makes a merge due, which has begun
+    assert keeper.history._job is not None
+    oldest = keeper.partition.files[0].path
+    retention.release(keeper.partition, 1)
+    keeper.calls.get(timeout=60)()
+    keeper.settle()
+    assert len(keeper.partition.files) == 1
+    assert oldest in keeper.files()
+    assert [row["offset"] for row in keeper.rows(1, 8)] == list(range(1, 8))
+
+
+def test_the_orphan_of_a_broker_gives_its_file_no_name(tmp_path: Path) -> None:
+    temporary = tmp_path / "_sealing-1-x.parquet"
+    temporary.write_bytes(b"")
+    with pytest.raises(OSError, match="is gone"):
+        sealing.publish(temporary, tmp_path / "x.parquet", 1 if os.getppid() != 1 else 2)
+    assert not (tmp_path / "x.parquet").exists()
+
+
 def test_a_process_of_its_own_does_the_work_and_its_failure_costs_nothing(keeper: Keeper) -> None:
     keeper.history.helper = None
     keeper.stream()
@@ -325,12 +391,22 @@ def test_a_process_of_its_own_does_the_work_and_its_failure_costs_nothing(keeper
     assert len(keeper.rows(0, 5)) == 5
 
 
-@pytest.mark.parametrize("name", ["../../etc", "a/b", "..", ".hidden", "_x", "a=b", "ü\udcff", "con", "%2e%2e"])
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc", "a/b", "..", ".hidden", "_x", "a=b", "ü\udcff", "con", "%2e%2e", "é" * 127, "/" * 255, "x" * 255],
+)
 def test_no_name_leads_out_of_the_directory(name: str) -> None:
-    part = sealing.escape(name)
+    part = layout.escape(name)
     assert "/" not in part and "\\" not in part
     assert part not in (".", "..") and part[0] not in "._"
     assert "=" not in part
+    assert len(part.encode()) <= layout.PART_BYTES_MAX
+    if len(name) < 80:
+        assert unquote_to_bytes(part) == name.encode("utf-8", "surrogateescape")
+
+
+def test_long_names_that_begin_alike_have_directories_of_their_own() -> None:
+    assert layout.escape("x" * 250 + "a") != layout.escape("x" * 250 + "b")
 
 
 @settings(max_examples=200)

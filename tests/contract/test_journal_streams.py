@@ -156,6 +156,25 @@ def test_a_commit_asked_for_in_the_batch_of_a_roll_is_in_its_state(site: Site) -
     assert group_of(world.tenant().stream("log"), "g", create=False).position(0) == 1
 
 
+def test_a_group_that_was_reset_stays_where_it_is(site: Site) -> None:
+    world = site.start()
+    stream = stream_of(world)
+    for _ in range(10):
+        world.publish(b"x", "log")
+    world.write()
+    group_of(stream, "g").commit({0: 7})
+    group_of(stream, "g").reset({0: 2})
+    world.write()
+    for _ in range(2):
+        # the counters of the new segment are those that were asked for last
+        world.roll()
+        world = site.restart(world)
+        assert group_of(world.tenant().stream("log"), "g", create=False).position(0) == 2
+    group_of(world.tenant().stream("log"), "g").commit({0: 3})
+    world.write()
+    assert group_of(world.tenant().stream("log"), "g").position(0) == 3
+
+
 def test_a_deleted_stream_is_gone_and_its_name_starts_afresh(site: Site) -> None:
     world = site.start()
     stream_of(world)

@@ -14,6 +14,7 @@ from rookery.core.staging import CHUNK_MS, EPOCH_MS, SLICE_ROWS, Row
 from rookery.core.stream import Partition, Stream
 from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, LimitExceeded, StaleEpoch, StreamNotFound
 from rookery.properties import Properties, encode
+from rookery.store import records
 from tests.contract.journal_world import SITES, MemorySite, Site, World
 
 
@@ -73,6 +74,24 @@ def test_staged_rows_are_shown_all_at_once_when_the_commit_is_durable(site: Site
     assert bodies(partition) == [b"before", b"1", b"2", b"3", b"after"]
     world = site.restart(world)
     assert bodies(tail(world)) == [b"before", b"1", b"2", b"3", b"after"]
+
+
+def test_committed_rows_have_offsets_and_times_of_their_own(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    world.publish(b"before", "log")
+    stage(world, "a", b"1", b"2")
+    world.pass_ms(5_000)
+    commit(world, 0, "a")
+    world.write()
+    for _ in range(2):
+        partition = tail(world)
+        view = records.RecordView()
+        for offset in range(3):
+            view.read(partition.record(offset), 0)
+            assert (view.offset, view.stamp) == (offset, partition.stamp(offset))
+        assert partition.stamp(1) == partition.stamp(0) + 5_000
+        world = site.restart(world)
 
 
 def test_what_is_appended_and_not_yet_written_goes_before(site: Site) -> None:

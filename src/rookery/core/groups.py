@@ -46,7 +46,6 @@ class Group:
         # what is durable, and what has been asked for; -1 where nothing was
         self.committed = [-1] * len(stream.partitions)
         self._asked = [-1] * len(stream.partitions)
-        self._resets = 0
 
     # Membership
 
@@ -160,7 +159,6 @@ class Group:
     def _move(self, operation: str, offsets: dict[int, int]) -> None:
         for index, offset in offsets.items():
             self._asked[index] = offset
-        self._resets += operation == "reset"
         tenant = self.stream.tenant
         log = tenant.shard.log
         log.change(
@@ -179,7 +177,11 @@ class Group:
         """These offsets are durable."""
         for index, offset in offsets.items():
             self.committed[index] = offset
-            self._asked[index] = max(self._asked[index], offset)
+
+    def restore(self, offsets: Mapping[int, int]) -> None:
+        """Go on from these offsets, which a journal tells of: nothing beyond them was asked for."""
+        for index, offset in offsets.items():
+            self.committed[index] = self._asked[index] = offset
 
     def describe(self) -> dict[str, Any]:
         """What is shown of it."""

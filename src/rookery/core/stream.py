@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from rookery import properties
-from rookery._bytes import BytesWriter, append, vec, write_i64_be
+from rookery._bytes import BytesWriter, append, read_i64_be, vec, write_i64_be
 from rookery.core.paging import PLACE_BITS
 from rookery.errors import InvalidArgument, InvalidType, OffsetOutOfRange
 from rookery.model import Message
@@ -306,8 +306,13 @@ class Partition:
         return places.getvalue(), stamps.getvalue()
 
     def record(self, offset: i64) -> bytes:
-        """A record of the tail, as it stands in the journal."""
-        return self.stream.tenant.shard.read_record(self.place(offset))
+        """A record of the tail, with its own offset and time: what was staged stands in the journal under others."""
+        raw: bytes = self.stream.tenant.shard.read_record(self.place(offset))
+        if read_i64_be(raw, records.OFFSET_AT) == offset and read_i64_be(raw, records.STAMP_AT) == self.stamp(offset):
+            return raw
+        w = BytesWriter()
+        records.write_record_again(w, raw, self.number, offset, self.stamp(offset))
+        return w.getvalue()
 
     def offset_at(self, stamp: i64) -> i64:
         """The first offset of the tail that was appended at this time or later; `visible` when there is none."""

@@ -1,7 +1,9 @@
 """The one schema of a stream's records as a table, and batches of it from columns. Needs pyarrow.
 
-Spark's spelling is followed: times are microseconds in UTC, headers a list of (key, value). A sealed file has one more
-column, `envelope`: what the journal keeps of a message beside its value, so that nothing of it is lost.
+Spark's spelling is followed: times are microseconds in UTC, headers a list of (key, value). What the directories of a
+sealed file say (tenant, stream, partition) is not in the file: tools that read a tree of directories as one table make
+columns of their names, and refuse or hide those that the files have too. A sealed file has one more column, `envelope`:
+what the journal keeps of a message beside its value, so that nothing of it is lost.
 """
 
 from __future__ import annotations
@@ -51,12 +53,15 @@ SCHEMA = pa.schema(
         pa.field("protocol", pa.string()),
     ]
 )
-SEALED_SCHEMA = SCHEMA.append(pa.field(ENVELOPE, pa.binary(), nullable=False))
+DIRECTORIES: Final = ("tenant", "stream", "partition")
+SEALED_SCHEMA = pa.schema(
+    [*(field for field in SCHEMA if field.name not in DIRECTORIES), pa.field(ENVELOPE, pa.binary(), nullable=False)]
+)
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
     """The schema of these columns, in this order; of all when none is named."""
-    return pa.schema([SEALED_SCHEMA.field(name) for name in columns]) if columns else SCHEMA
+    return pa.schema([SCHEMA.field(name) for name in columns]) if columns else SCHEMA
 
 
 def empty_columns(schema: pa.Schema) -> Columns:
@@ -106,11 +111,11 @@ def _window(read: Callable[[int, int], bytes], place: int) -> bytes:
 def batch_of(columns: Columns, schema: pa.Schema, tenant: str, stream: str, partition: int) -> pa.RecordBatch:
     """What was collected, as a batch."""
     rows = int(columns.rows)
-    same = {"tenant": tenant, "stream": stream, "partition": partition}
+    same = dict(zip(DIRECTORIES, (tenant, stream, partition), strict=True))
     arrays = []
     for field in schema:
         if field.name in same:
-            arrays.append(pa.repeat(pa.scalar(same[field.name], field.type), rows))
+            arrays.append(repeated(same[field.name], field, rows))
         elif field.name == "headers":
             arrays.append(_headers(columns, rows))
         elif field.name in columns.texts:
@@ -120,6 +125,11 @@ def batch_of(columns: Columns, schema: pa.Schema, tenant: str, stream: str, part
         else:
             arrays.append(pa.nulls(rows, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def repeated(value: Any, field: pa.Field, rows: int) -> pa.Array:
+    """A column that says the same in each row."""
+    return pa.repeat(pa.scalar(value, field.type), rows)
 
 
 def _bitmap(bits: bytes | None) -> pa.Buffer | None:

@@ -98,7 +98,7 @@ def _restore_streams(shard: Shard, rows: list[dict[str, Any]]) -> None:
             partition.begin_at(known["first"], known["tail"], known["end"], known["last_ms"])
         for saved in row["groups"]:
             group = group_of(stream, saved["name"])
-            group.put(dict(enumerate(saved["offsets"])))
+            group.restore(dict(enumerate(saved["offsets"])))
             group.used_ms = saved["used_ms"]
 
 
@@ -224,7 +224,7 @@ def _replay_stream(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
             stream.groups.pop(row["group"], None)
         else:
             group = group_of(stream, row["group"])
-            group.put(dict(row["offsets"]))
+            group.restore(dict(row["offsets"]))
             group.used_ms = row["used_ms"]
 
 

@@ -26,6 +26,7 @@ from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile
 from rookery.errors import InvalidArgument, NotFound, StoreDamaged, StoreError
 from rookery.store.journal import Journal
+from rookery.store.layout import last_offset, partition_directory
 
 LOOK_MS: Final = 1_000
 PLAN_MS: Final = 60_000
@@ -114,20 +115,23 @@ class History:
 
     def open(self) -> None:
         """Check that every file is there, and delete those that belong to nobody."""
-        known = set(self.shard.condemned)
         for partition in self.shard.partitions.values():
             for file in partition.files:
-                known.add(file.path)
                 if not (self.root / file.path).is_file():
                     path = str(self.root / file.path)
                     raise StoreDamaged(f"{path} is missing: it holds sealed records of a stream", file=path)
-        if self.root.is_dir():
-            for found in self.root.rglob("*.parquet"):
-                if found.relative_to(self.root).as_posix() not in known:
-                    found.unlink()
+        self._delete_strays("")
         # whoever was reading by a plan has a moment to say so again
         for path, (due, batch) in self.shard.condemned.items():
             self.shard.condemned[path] = (max(due, int(self.shard.wall_ms) + 2 * PLAN_MS), batch)
+
+    def _delete_strays(self, directory: str) -> None:
+        """Delete the files below a directory that no list names: what an interrupted work has left."""
+        known = {file.path for partition in self.shard.partitions.values() for file in partition.files}
+        for found in (self.root / directory).rglob("*.parquet"):
+            path = found.relative_to(self.root).as_posix()
+            if path not in known and path not in self.shard.condemned:
+                found.unlink()
 
     def close(self) -> None:
         """End what is under way; what it was doing is done again another time."""
@@ -199,17 +203,17 @@ class History:
 
     def _begin(self) -> None:
         """Start on the first thing that is wanted or due."""
-        while self._waiting:
-            partition, upto, done = self._waiting[0]
+        for wish in list(self._waiting):
+            partition, upto, done = wish
             if partition.tail >= upto or partition.stream.deleted:
-                self._waiting.pop(0)
+                self._waiting.remove(wish)
                 done(None)
-            else:
+            elif not self._is_occupied(partition):
                 self._start(_Seal(self, partition, self._stop_of(partition, upto)))
                 return
         for partition in self._partitions():
             upto = self._due(partition)
-            if upto > partition.tail:
+            if upto > partition.tail and not self._is_occupied(partition):
                 self._start(_Seal(self, partition, upto))
                 return
         leased = self._leased()
@@ -221,6 +225,16 @@ class History:
 
     def _partitions(self) -> list[Partition]:
         return [partition for partition in self.shard.partitions.values() if not partition.stream.hidden]
+
+    def _is_occupied(self, partition: Partition) -> bool:
+        """Whether files of a deleted stream of the same name are still there: then the new one waits with its own,
+        which may have the same names.
+        """
+        if not self.shard.condemned:
+            return False
+        stream = partition.stream
+        directory = partition_directory(stream.tenant.name, stream.name, int(partition.index))
+        return any(path.startswith(directory) and last_offset(path) >= partition.tail for path in self.shard.condemned)
 
     def _due(self, partition: Partition) -> int:
         """Up to where a partition is to be sealed now."""
@@ -275,6 +289,8 @@ class History:
         if answer is None:
             self.failures += 1
             self.last_error = error
+            stream = job.partition.stream
+            self._delete_strays(partition_directory(stream.tenant.name, stream.name, int(job.partition.index)))
             failed = [waiting for waiting in self._waiting if waiting[0] is job.partition]
             self._waiting = [waiting for waiting in self._waiting if waiting[0] is not job.partition]
             for _, _, done in failed:
@@ -298,6 +314,8 @@ class History:
             (self.root / file.path).unlink(missing_ok=True)
             return
         kept = [old for old in partition.files if old.path not in gone]
+        # those that were let go of meanwhile have a grace already
+        gone = [path for path in gone if path not in shard.condemned]
         partition.files = sorted([*kept, file], key=lambda f: int(f.first))
         partition.cut_tail(file.last + 1)
         tenant = partition.stream.tenant
@@ -399,6 +417,7 @@ class _Seal(_Job):
         places, stamps = partition.run(partition.tail, self._upto)
         job = {
             "root": str(history.root),
+            "owner": os.getpid(),
             "segments": {s.number: history.journal.medium.name(s.number) for s in history.journal.segments},
             "tenant": partition.stream.tenant.name,
             "stream": partition.stream.name,
@@ -417,5 +436,6 @@ class _Merge(_Job):
         self.replaced = files
 
     def input(self) -> list[bytes]:
-        job = {"root": str(self._history.root), "merge": [file.as_dict() for file in self.replaced]}
+        files = [file.as_dict() for file in self.replaced]
+        job = {"root": str(self._history.root), "owner": os.getpid(), "merge": files}
         return [json.dumps(job).encode() + b"\n"]

@@ -31,14 +31,19 @@ def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
             yield group
 
 
-def batches(path: Path, start: int, stop: int, schema: pa.Schema, pattern: str = "") -> Iterator[pa.RecordBatch]:
-    """Rows of a sealed file, in order, with the columns of `schema`; only those whose routing key matches."""
-    names = list(schema.names)
+def batches(
+    path: Path, start: int, stop: int, schema: pa.Schema, same: dict[str, Any], pattern: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a sealed file, in order, with the columns of `schema`; only those whose routing key matches.
+
+    `same` has what the directories of the file say: tenant, stream and partition.
+    """
+    names = [name for name in schema.names if name not in same]
+    inside = pa.schema([schema.field(name) for name in names])
     needed = [*names, *(extra for extra in ("offset", "routing_key") if extra not in names)]
     wanted = matcher("topic", {})
     if pattern:
         wanted.add(pattern, None, path)
-    # plain files: what the names of directories say is in the columns too
     with _open(path) as file:
         for group in groups_of(file, start, stop):
             table = file.read_row_group(group, columns=needed, use_threads=False)
@@ -49,8 +54,11 @@ def batches(path: Path, start: int, stop: int, schema: pa.Schema, pattern: str =
                 chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
                 table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
             table = table.select(names)
-            if table.schema != schema:
-                table = table.cast(schema)
+            if table.schema != inside:
+                table = table.cast(inside)
+            for at, field in enumerate(schema):
+                if field.name in same:
+                    table = table.add_column(at, field, arrow.repeated(same[field.name], field, table.num_rows))
             yield from table.to_batches()
 
 
@@ -82,7 +90,8 @@ class Range:
         """Its rows, in order; batches without rows are left out."""
         for piece in self._pieces:
             if isinstance(piece, FilePiece):
-                found = batches(self._root / piece.path, piece.start, piece.stop, self.schema, self._pattern)
+                same = dict(zip(arrow.DIRECTORIES, (self._tenant, self._stream, self._index), strict=True))
+                found = batches(self._root / piece.path, piece.start, piece.stop, self.schema, same, self._pattern)
             else:
                 found = self._tail(piece)
             yield from (batch for batch in found if batch.num_rows)
@@ -100,16 +109,15 @@ class Range:
 
 
 def records_of(path: Path, start: int, stop: int) -> list[bytes]:
-    """Records of a sealed file as they stood in the journal."""
+    """Records of a sealed file as they stood in the journal, but for the number of their partition."""
     found: list[bytes] = []
     with _open(path) as file:
         for group in groups_of(file, start, stop):
-            table = file.read_row_group(group, columns=["partition", "offset", "timestamp", "value", ENVELOPE])
+            table = file.read_row_group(group, columns=["offset", "timestamp", "value", ENVELOPE])
             first = table.column("offset")[0].as_py()
             table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
             stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
             rows: Any = zip(
-                table.column("partition").to_pylist(),
                 table.column("offset").to_pylist(),
                 stamps,
                 table.column("value").to_pylist(),
@@ -117,8 +125,8 @@ def records_of(path: Path, start: int, stop: int) -> list[bytes]:
                 strict=True,
             )
             found.extend(
-                records.join_record(envelope, value, partition, offset, stamp // 1000)
-                for partition, offset, stamp, value, envelope in rows
+                records.join_record(envelope, value, 0, offset, stamp // 1000)
+                for offset, stamp, value, envelope in rows
             )
     return found
 

@@ -53,6 +53,10 @@ _PUT_HEAD: Final[i64] = 5
 _RECORD_HEAD: Final[i64] = 25
 """Where the message begins in a PUT and in a RECORD."""
 
+OFFSET_AT: Final[i64] = 9
+STAMP_AT: Final[i64] = 17
+"""Where a RECORD says its offset and its time."""
+
 _PRIORITY: Final[i64] = 1
 _EXPIRES: Final[i64] = 2
 _HISTORY: Final[i64] = 4

@@ -12,10 +12,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
-from urllib.parse import quote
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +21,7 @@ import pyarrow.parquet as pq
 from rookery.core.paging import PLACE_BITS
 from rookery.store.arrow import SEALED_SCHEMA, batch_of, collect
 from rookery.store.columns import BYTES_MAX, ROWS_MAX
-
-TEMPORARY: Final = "_sealing-"
-"""Names that begin so are ignored by everything that reads tables, and removed at start."""
+from rookery.store.layout import TEMPORARY, file_name, file_path, partition_directory
 
 
 class Run:
@@ -51,27 +47,11 @@ class Run:
 
     def path(self) -> str:
         """Where its file belongs, below the directory of all streams."""
-        parts = (
-            f"tenant={escape(self.tenant)}",
-            f"stream={escape(self.stream)}",
-            f"partition={self.partition}",
-            f"date={day_of(self.stamp(0))}",
-            f"{self.first:020d}-{self.last:020d}.parquet",
-        )
-        return "/".join(parts)
+        directory = partition_directory(self.tenant, self.stream, self.partition)
+        return file_path(directory, self.stamp(0), self.first, self.last)
 
 
-def escape(name: str) -> str:
-    """A name as part of a path: nothing in it leads elsewhere, or looks like something to be ignored."""
-    text = quote(name.encode("utf-8", "surrogateescape"), safe="")
-    return "%" + f"{ord(text[0]):02X}" + text[1:] if text[0] in "._" else text
-
-
-def day_of(stamp_ms: int) -> str:
-    return datetime.fromtimestamp(stamp_ms / 1000, UTC).strftime("%Y-%m-%d")
-
-
-def seal(root: Path, run: Run, segments: dict[int, str]) -> dict[str, Any]:
+def seal(root: Path, run: Run, segments: dict[int, str], owner: int) -> dict[str, Any]:
     """Write the file of one run; what it is."""
     where = run.path()
     target = root / where
@@ -82,7 +62,7 @@ def seal(root: Path, run: Run, segments: dict[int, str]) -> dict[str, Any]:
         with pq.ParquetWriter(temporary, SEALED_SCHEMA, compression="zstd") as writer:
             for batch in batches(run, files.read):
                 writer.write_batch(batch, row_group_size=batch.num_rows)
-        publish(temporary, target)
+        publish(temporary, target, owner)
     finally:
         files.close()
         temporary.unlink(missing_ok=True)
@@ -122,13 +102,18 @@ class Segments:
             os.close(fd)
 
 
-def publish(temporary: Path, target: Path) -> None:
-    """Give a finished file its name, so that it is there whole or not at all, also after a loss of power."""
+def publish(temporary: Path, target: Path, owner: int) -> None:
+    """Give a finished file its name, so that it is there whole or not at all, also after a loss of power.
+
+    Unless the process that wanted it is gone: its successor has looked at the directory already.
+    """
     fd = os.open(temporary, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+    if owner not in (os.getpid(), os.getppid()):
+        raise OSError(f"process {owner}, which wanted {target}, is gone")
     temporary.replace(target)
     for directory in (target.parent, *list(target.parents)[1:5]):
         fd = os.open(directory, os.O_RDONLY)
@@ -138,17 +123,17 @@ def publish(temporary: Path, target: Path) -> None:
             os.close(fd)
 
 
-def merge(root: Path, files: list[dict[str, Any]]) -> dict[str, Any]:
+def merge(root: Path, files: list[dict[str, Any]], owner: int) -> dict[str, Any]:
     """Write one file of several that follow one another in one directory; what it is."""
     first, last = files[0], files[-1]
     directory = (root / first["path"]).parent
-    target = directory / f"{first['first']:020d}-{last['last']:020d}.parquet"
+    target = directory / file_name(first["first"], last["last"])
     temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
     try:
         with pq.ParquetWriter(temporary, SEALED_SCHEMA, compression="zstd") as writer:
             for table in regrouped(row_groups(root / file["path"] for file in files)):
                 writer.write_table(table, row_group_size=table.num_rows)
-        publish(temporary, target)
+        publish(temporary, target, owner)
     finally:
         temporary.unlink(missing_ok=True)
     return {
@@ -188,10 +173,10 @@ def perform(source: BinaryIO) -> dict[str, Any]:
     job = cast(dict[str, Any], json.loads(source.readline()))
     root = Path(job["root"])
     if "merge" in job:
-        return merge(root, job["merge"])
+        return merge(root, job["merge"], job["owner"])
     segments = {int(number): path for number, path in job["segments"].items()}
     places, stamps = source.read(job["bytes"]), source.read(job["bytes"])
-    return seal(root, Run(job, places, stamps), segments)
+    return seal(root, Run(job, places, stamps), segments, job["owner"])
 
 
 if __name__ == "__main__":
