@@ -92,6 +92,8 @@ def serve(folder: Path, loop: str) -> tuple[subprocess.Popen[str], dict[str, str
         "off",
         "--amqp-port",
         "0",
+        "--line-port",
+        "off",
     ]
     command += ["--amqp-tls-port", "0", "--tls-cert", str(folder / "cert.pem"), "--store-backend", "memory"]
     environ = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1])}

@@ -34,7 +34,7 @@ class Server:
     def __init__(self, *flags: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         command = [sys.executable, "-m", "rookery", "serve", "--host", "127.0.0.1", "--http-port", "0"]
-        command += ["--amqp-port", "off", "--api-key", KEY, *flags]
+        command += ["--amqp-port", "off", "--line-port", "off", "--api-key", KEY, *flags]
         environment = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1])}
         self.process = subprocess.Popen(
             command, cwd=self._folder.name, env=environment, stderr=subprocess.PIPE, text=True

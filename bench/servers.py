@@ -65,6 +65,7 @@ def rookery(folder: Path, *options: str) -> Iterator[Server]:
     """A server of the interpreter that runs this, with its journal on disk, which is the default."""
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "rookery", "serve", "--host", "127.0.0.1", "--http-port", "off"]
+    command += ["--line-port", "off"]
     with _running([*command, "--amqp-port", "0", *options], folder, dict(os.environ)) as (process, log):
 
         def listening() -> dict[str, str] | None:

@@ -1,4 +1,4 @@
-"""AMQP over the loop's turns: how a server, or a program that embeds a broker, comes to serve it.
+"""AMQP and the line protocol over the loop's turns: how a server, or a program that embeds a broker, comes to serve it.
 
 `attach` opens a listener on the engine of an async broker, in the broker's own loop; `attach_thread` on that of a
 blocking one, in a thread.
@@ -21,8 +21,11 @@ from rookery.listeners import Attendance, Listener
 from rookery.logs import make_log
 from rookery.turns import Driver, Turns
 from rookery.wire.amqp import AmqpFace
+from rookery.wire.line import LineFace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rookery.clock import Clock
     from rookery.embed import AsyncBroker, Broker
     from rookery.embed.engine import Engine
@@ -54,6 +57,25 @@ def amqp_face(turns: Turns, gate: Gate, access: Access, log: Log) -> AmqpFace:
         "platform": "Python",
         "capabilities": CAPABILITIES,
     }
+    _look_around(face, turns, gate, access)
+    return face
+
+
+def line_face(turns: Turns, gate: Gate, access: Access, log: Log) -> LineFace:
+    """A face of the line protocol that logs in at the gate, and ends the connections of those who lose their rights."""
+    loop = asyncio.get_running_loop()
+
+    def later(delay_ms: int, work: Callable[[], None]) -> asyncio.TimerHandle:
+        return loop.call_later(delay_ms / 1000, turns.run, work)
+
+    face = LineFace(turns.turn, gate.guest, gate.log_in, later)
+    face.log = lambda event, peer, reason: log.warning(event, peer=peer, reason=reason)
+    _look_around(face, turns, gate, access)
+    return face
+
+
+def _look_around(face: AmqpFace | LineFace, turns: Turns, gate: Gate, access: Access) -> None:
+    """Once a second, have a face do what time asks for, and look whether everyone still has rights."""
     known = access.generation
 
     def look_around() -> None:
@@ -64,7 +86,6 @@ def amqp_face(turns: Turns, gate: Gate, access: Access, log: Log) -> AmqpFace:
         face.recheck(gate.still_valid, moved)
 
     turns.on_tick.append(look_around)
-    return face
 
 
 def _random_text() -> str:

@@ -89,6 +89,10 @@ class Settings:
     ] = None
     mqtt_port: Annotated[Port, At("ROOKERY_MQTT_PORT", "mqtt.port", "port of MQTT")] = 1883
     line_port: Annotated[Port, At("ROOKERY_LINE_PORT", "line.port", "port of the line protocol")] = 2122
+    line_tls_port: Annotated[
+        Port,
+        At("ROOKERY_LINE_TLS_PORT", "line.tls_port", "port of the line protocol over TLS, if there is a certificate"),
+    ] = None
     host: Annotated[Host, At("APP_HOST", "server.host", "address to listen on")] = "0.0.0.0"  # noqa: S104
     env: Annotated[AppEnv, At("APP_ENV", "server.env", "production or development")] = "production"
     log_level: Annotated[Level, At("LOG_LEVEL", "log.level", "least level that is logged")] = "info"
@@ -604,6 +608,7 @@ def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:
         (settings.tls_clients != "off", "tls_clients", "tls_cert"),
         (settings.tls_clients != "off", "tls_clients", "tls_ca"),
         (settings.http_tls_port is not None, "http_tls_port", "tls_cert"),
+        (settings.line_tls_port is not None, "line_tls_port", "tls_cert"),
         (settings.amqp_tls_port not in (None, Settings.amqp_tls_port), "amqp_tls_port", "tls_cert"),
     )
     for wanted, name, other in needed:

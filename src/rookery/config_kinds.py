@@ -25,7 +25,7 @@ EventLoop = Literal["auto", "uvloop", "asyncio"]
 ClientCertificates = Literal["off", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 
-LISTENERS: Final = ("http", "https", "amqp", "amqps")
+LISTENERS: Final = ("http", "https", "amqp", "amqps", "line", "lines")
 """What a listener is called, in the `listening` line of the log too."""
 
 MASK: Final = "***"

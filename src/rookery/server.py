@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rookery._compiled import compiled
-from rookery.attach import amqp_face, attach, attach_thread
+from rookery.attach import amqp_face, attach, attach_thread, line_face
 from rookery.clock import SystemClock
+from rookery.config import is_loopback
 from rookery.core.access import DEFAULT_TENANT, Access
 from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig
@@ -33,6 +34,7 @@ from rookery.logs import Log, make_log
 from rookery.tls import Certificates, TlsFiles
 from rookery.turns import Turns
 from rookery.web import Web
+from rookery.wire.line import LineFace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,8 @@ __all__ = ["Server", "announce_admin_key", "attach", "attach_thread", "key_file"
 
 CERTIFICATES_SEC: Final = 5.0
 """How often the files of certificates are looked at."""
+
+LOOPBACK: Final = "127.0.0.1"
 
 TLS_BUFFER_BYTES: Final = 32 * 1024
 
@@ -132,20 +136,26 @@ class Server:
         self._turns.turn.hold_above(memory_bytes)
         self._web = Web(self.engine, self._turns, self.access, self.clock, self.log, settings)
         http = self._web.face
-        amqp = self._amqp(self._turns)
-        self._web.faces["amqp"] = amqp
+        self._gate = self._make_gate(self._turns)
+        amqp = self._amqp(self._turns, self._gate)
+        line = line_face(self._turns, self._gate, self.access, self.log)
+        line.line_max_bytes = min(line.line_max_bytes, settings.message_max_bytes)
+        line.dlq_suffix = settings.dlq_suffix
+        self._web.faces |= {"amqp": amqp, "line": line}
         secure = self._certificates
         await self._open("http", http, settings.http_port, None)
         await self._open("amqp", amqp, settings.amqp_port, None)
+        await self._open("line", line, settings.line_port, None)
         if secure is not None:
             await self._open("https", http, settings.http_tls_port, secure)
             await self._open("amqps", amqp, settings.amqp_tls_port, secure)
+            await self._open("lines", line, settings.line_tls_port, secure)
             self._look_at_certificates()
         self._turns.start()
 
-    def _amqp(self, turns: Turns) -> Face:
+    def _make_gate(self, turns: Turns) -> Gate:
         settings = self.settings
-        self._gate = Gate(
+        return Gate(
             self.access,
             turns,
             self.clock,
@@ -154,9 +164,11 @@ class Server:
             failures_max=settings.login_failures_max,
             tenant_connections_max=settings.tenant_connections_max,
         )
-        face = amqp_face(turns, self._gate, self.access, self.log)
-        face.channels_max = settings.channels_max
-        face.heartbeat_sec = settings.heartbeat_sec
+
+    def _amqp(self, turns: Turns, gate: Gate) -> Face:
+        face = amqp_face(turns, gate, self.access, self.log)
+        face.channels_max = self.settings.channels_max
+        face.heartbeat_sec = self.settings.heartbeat_sec
         return face
 
     async def _open(self, name: str, face: Face, port: int | None, certificates: Certificates | None) -> None:
@@ -178,7 +190,11 @@ class Server:
             handshake_sec=settings.handshake_sec,
         )
         self._listeners.append(listener)
-        self.addresses[name] = await listener.open(settings.host, port)
+        host = settings.host
+        if settings.auth_mode == "none" and isinstance(face, LineFace) and not is_loopback(host):
+            # whoever reaches it needs to know no more than a verb: nobody from elsewhere, even if that is allowed
+            host = LOOPBACK
+        self.addresses[name] = await listener.open(host, port)
 
     # Certificates
 

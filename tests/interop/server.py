@@ -17,7 +17,7 @@ import rookery
 
 
 class ServerProcess:
-    """`rookery serve` on free ports; `amqp` and `http` say where."""
+    """`rookery serve` on free ports; `amqp`, `http` and `line` say where."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         command = [
@@ -30,6 +30,8 @@ class ServerProcess:
             "--http-port",
             "0",
             "--amqp-port",
+            "0",
+            "--line-port",
             "0",
         ]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
@@ -45,6 +47,7 @@ class ServerProcess:
         self.listening = self.until("listening")
         self.amqp = self.port("amqp")
         self.http = self.port("http")
+        self.line = self.port("line")
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:

@@ -137,7 +137,18 @@ def test_a_server_refuses_a_damaged_directory_until_it_is_repaired(tmp_path: Pat
     content = bytearray(path.read_bytes())
     content[content.index(b"10 number") + 3] ^= 1
     path.write_bytes(content)
-    flags = ["--host", "127.0.0.1", "--http-port", "off", "--amqp-port", "0", "--data-dir", str(data)]
+    flags = [
+        "--host",
+        "127.0.0.1",
+        "--http-port",
+        "off",
+        "--amqp-port",
+        "0",
+        "--line-port",
+        "off",
+        "--data-dir",
+        str(data),
+    ]
     refused = rookery("serve", *flags)
     assert refused.returncode == 1
     offset = content.rindex(b"RKB1", 0, content.index(b"11 number"))

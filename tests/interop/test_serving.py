@@ -252,7 +252,7 @@ def test_a_peer_that_says_nothing_is_dropped(tmp_path: Path) -> None:
 def test_ports_and_timeouts_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ports = {setting.field for setting in SETTINGS if setting.field.endswith("port")}
     times = {setting.field for setting in SETTINGS if setting.field.endswith(("_sec", "_ms"))}
-    assert {"http_port", "amqp_port", "amqp_tls_port", "mqtt_port", "line_port"} <= ports
+    assert {"http_port", "amqp_port", "amqp_tls_port", "mqtt_port", "line_port", "line_tls_port"} <= ports
     assert {"handshake_sec", "heartbeat_sec", "shutdown_sec", "visibility_timeout_sec"} <= times
     free = []
     for _ in range(2):
@@ -265,6 +265,7 @@ def test_ports_and_timeouts_come_from_a_file_and_the_environment(tmp_path: Path)
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
     environ |= {"PYTHONPATH": str(Path(rookery.__file__).parents[1]), "ROOKERY_AMQP_PORT": str(free[1])}
+    environ["ROOKERY_LINE_PORT"] = "0"
     command = [sys.executable, "-m", "rookery", "serve"]
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

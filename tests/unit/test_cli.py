@@ -50,7 +50,7 @@ def test_a_setting_that_cannot_be_used_stops_the_start(here: Path, command: str)
 
 
 def test_an_address_that_cannot_be_had_is_told(here: Path) -> None:
-    result = run("serve", "--host", "192.0.2.1", "--amqp-port", "0", "--http-port", "off")
+    result = run("serve", "--host", "192.0.2.1", "--amqp-port", "0", "--http-port", "off", "--line-port", "off")
     assert result.exit_code == 1
     assert "cannot listen" in result.output
 
@@ -128,7 +128,19 @@ def test_doctor_names_file_and_offset_of_damage_and_changes_nothing(data: Path) 
 
 def test_the_broker_refuses_damage_and_says_what_to_do(data: Path) -> None:
     path, offset = damage(data, b"message 4")
-    result = run("serve", "--data-dir", str(data), "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "off")
+    result = run(
+        "serve",
+        "--data-dir",
+        str(data),
+        "--host",
+        "127.0.0.1",
+        "--amqp-port",
+        "0",
+        "--http-port",
+        "off",
+        "--line-port",
+        "off",
+    )
     assert result.exit_code == 1
     assert f"{path} is damaged at offset {offset}" in result.output
     assert f"rookery doctor --repair {data}" in result.output

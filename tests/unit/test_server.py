@@ -45,7 +45,7 @@ CONSUME_Q = method(1, 60, 20, short(0) + short_string("q") + short_string("c") +
 
 
 def settings(tmp_path: Path, **changes: Any) -> Settings:
-    flags = {"host": "127.0.0.1", "http_port": 0, "amqp_port": 0, "data_dir": tmp_path / "data"}
+    flags = {"host": "127.0.0.1", "http_port": 0, "amqp_port": 0, "line_port": "off", "data_dir": tmp_path / "data"}
     return Settings.load({**flags, "store_backend": "memory", **changes}, {}, tmp_path)
 
 

@@ -26,7 +26,7 @@ class World:
     """`client` speaks to the server without a credential; `admin`, `small` and `large` make those with one."""
 
     def __init__(self, folder: Path, clock: Clock | None = None, **settings: Any) -> None:
-        flags = {"host": "127.0.0.1", "http_port": 0, "amqp_port": 0, "data_dir": folder / "data"}
+        flags = {"host": "127.0.0.1", "http_port": 0, "amqp_port": 0, "line_port": "off", "data_dir": folder / "data"}
         flags |= {"store_backend": "memory", "api_key": ADMIN, "log_level": "debug", "shutdown_sec": "5", **settings}
         self.log = io.StringIO()
         self._loop = asyncio.new_event_loop()

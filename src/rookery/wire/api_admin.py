@@ -295,6 +295,8 @@ class Admin:
                 if shown.id == id and (principal.admin or shown.tenant == principal.tenant):
                     if protocol == "amqp":
                         peer.close(CLOSED, f"CONNECTION_FORCED - {reason[:200]}")
+                    elif protocol == "line":
+                        peer.end(f"Error: {reason[:200]}")
                     elif peer is not call.connection:
                         peer.broken()
                     else:
@@ -316,7 +318,7 @@ def _connections(face: Any) -> list[Any]:
 
 
 def _connection(protocol: str, peer: Any) -> ConnectionShown:
-    principal: Principal | None = peer.principal if protocol == "amqp" else peer.credential_principal
+    principal: Principal | None = peer.credential_principal if protocol == "http" else peer.principal
     return ConnectionShown(
         id=f"{protocol}-{id(peer):x}",
         protocol=protocol,
