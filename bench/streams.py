@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import random
 import tempfile
 import time
@@ -116,6 +117,7 @@ def sealing_job(broker: Broker, partition: Partition) -> bytes:
     directory = tempfile.mkdtemp()
     job = {
         "root": directory,
+        "owner": os.getpid(),
         "segments": {s.number: history.journal.medium.name(s.number) for s in history.journal.segments},
         "tenant": "default",
         "stream": "orders",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rookery import properties
+from rookery import Broker, properties
 from rookery.core import streams
-from rookery.errors import InvalidArgument, StoreDamaged, StoreLocked
+from rookery.errors import InvalidArgument, OffsetOutOfRange, StoreDamaged, StoreLocked
 from rookery.store.repair import Report, inspect, repair
 from tests.contract.journal_world import FileSite, World, batches, picture
 
@@ -395,6 +395,47 @@ def test_an_untouched_stream_is_kept_as_it_is(tmp_path: Path) -> None:
     assert world.tenant().stream("empty").partitions[0].visible == 0
     assert world.tenant().stream("log").partitions[0].visible == 12
     world.close()
+
+
+def test_lost_files_of_sealed_records_are_seen_and_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    data = tmp_path / "data"
+    with Broker(enable_persistence=True, persistence_path=str(data)) as broker:
+        orders = broker.stream("orders")
+        for day in range(4):
+            orders.publish_many([f"record {day} {n}" for n in range(5)])
+            orders.seal()
+        orders.publish("last")
+    files = sorted((data / "streams").rglob("*.parquet"))
+    assert inspect(data).sound
+    files[0].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-1])
+    with pytest.raises(StoreDamaged):
+        Broker(enable_persistence=True, persistence_path=str(data)).queues()
+    found = inspect(data)
+    assert [(damage.file, damage.reason) for damage in found.damage] == [
+        (str(files[0]), "sealed records 0 to 4 are missing"),
+        (str(files[2]), "sealed records 10 to 14 are missing"),
+    ]
+    report = repair(data)
+    assert (report.records_let_go, report.records_lost, len(report.damage)) == (5, 5, 2)
+    text = "\n".join(report.lines())
+    assert "5 records of streams are lost: their partitions begin after them" in text
+    assert "5 records of streams are lost: empty ones (x-lost)" in text
+    assert inspect(data).sound
+    with Broker(enable_persistence=True, persistence_path=str(data)) as broker:
+        orders = broker.stream("orders")
+        with pytest.raises(OffsetOutOfRange):
+            orders.read(4)
+        records = [record for start in (5, 10, 15, 20) for record in orders.read(start)]
+        assert [record.offset for record in records] == list(range(5, 21))
+        lost = [record for record in records if "x-lost" in record.message.meta]
+        assert [record.offset for record in lost] == list(range(10, 15))
+        assert [record.data for record in records if record not in lost] == [
+            *(f"record {day} {n}" for day in (1, 3) for n in range(5)),
+            "last",
+        ]
+        assert [record.time for record in records] == sorted(record.time for record in records)
 
 
 # In place

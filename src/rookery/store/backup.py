@@ -13,13 +13,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-from rookery.core.shard import Shard
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
-from rookery.store import changes, disk
-from rookery.store.records import DEFINE, STATE
-from rookery.store.recovery import Recovery
+from rookery.store import disk
 from rookery.store.repair import inspect
 from rookery.store.segments import Segments, check_is_journal, sealed_files
 
@@ -170,37 +167,16 @@ class _Copy:
         report = inspect(self._partial, lambda done, _: self._advance(copied + done - self._done))
         if report.damage:
             damage = report.damage[0]
+            if damage.file.endswith(".parquet"):
+                raise StoreError(f"{Path(damage.file).name}: {damage.reason}, or went while they were copied")
             path = str(self._segments.directory / Path(damage.file).name)
             raise StoreDamaged(f"{path} is damaged at offset {damage.offset}", file=path, offset=damage.offset)
         if report.unfinished is not None:
             with Path(report.unfinished.file).open("rb+") as file:
                 file.truncate(report.unfinished.offset)
                 disk.sync_data(file.fileno())
-        if (self._segments.directory / "streams").is_dir():
-            self._check_sealed()
         self._advance(self._total - self._done)
         return report.batches
-
-    def _check_sealed(self) -> None:
-        """Every file that the copied journal names must be there."""
-        shard = Shard(b"", 1)
-
-        def replay(kind: int, document: object) -> None:
-            row = cast(dict[str, Any], document)
-            if kind == STATE:
-                changes.restore(shard, row, None)
-            elif kind == DEFINE and row["op"] != "forget":
-                changes.replay(shard, row, None)
-
-        with Segments(self._partial) as copied:
-            scan = Recovery(shard, copied.read, lambda number: str(copied.path(number)), replay)
-            scan.scan([(number, copied.size(number)) for number in copied.numbers()])
-        for partition in shard.partitions.values():
-            for file in partition.files:
-                if not (self._partial / "streams" / file.path).is_file():
-                    raise StoreError(
-                        f"{file.path}, which holds sealed records, is missing, or went while it was copied"
-                    )
 
     def _advance(self, count: int) -> None:
         self._done += count

@@ -19,14 +19,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from rookery import properties
 from rookery._bytes import BytesWriter
 from rookery.core.shard import Shard
 from rookery.errors import InvalidArgument, RookeryError, StoreDamaged, StoreError
 from rookery.model import PERSISTENT, Message, Route
-from rookery.store import changes, disk, records
+from rookery.store import changes, disk, lost, records
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
+from rookery.store.lost import LOST, Lists, missing
 from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 from rookery.store.recovery import Tail
 from rookery.store.segments import Segments, sealed_files
@@ -96,6 +96,9 @@ class Report:
     records_lost: int = 0
     """Records of streams, in whose places there are empty ones now."""
 
+    records_let_go: int = 0
+    """Records of streams that were the oldest of their partitions, which begin after them now."""
+
     recovered_queues: list[str] = field(default_factory=list)
     """Queues whose definition is lost; their messages are in queues of these names in the tenant `recovered`."""
 
@@ -127,6 +130,8 @@ class Report:
                 text.append(f"{self.definitions_left_out} changes of definitions are lost")
             if self.records_lost:
                 text.append(f"{self.records_lost} records of streams are lost: empty ones (x-lost) have their offsets")
+            if self.records_let_go:
+                text.append(f"{self.records_let_go} records of streams are lost: their partitions begin after them")
             text += [f"queue recovered/{name} holds messages of a lost queue" for name in self.recovered_queues]
         if self.kept is not None:
             text.append(f"the damaged directory is kept as {self.kept}")
@@ -134,12 +139,29 @@ class Report:
 
 
 def inspect(directory: str | Path, progress: Progress | None = None) -> Report:
-    """Look at every batch of a data directory, and change nothing."""
-    with Segments(Path(directory)) as segments:
+    """Look at every batch of a data directory, and whether its sealed files are there, and change nothing."""
+    report, lost = _inspect(Path(directory), progress)
+    if lost:
+        # of a broker at work, some may have been let go of meanwhile
+        gone = {damage.file for damage in lost}
+        report, lost = _inspect(Path(directory), progress)
+        report.damage += [damage for damage in lost if damage.file in gone]
+    return report
+
+
+def _inspect(directory: Path, progress: Progress | None) -> tuple[Report, list[Damage]]:
+    """What the journal is like, and which sealed files are not as it says."""
+    lists = Lists()
+    with Segments(directory) as segments:
         look = _Look(segments, progress)
-        for _ in look.through():
-            pass
-    return look.report
+        for found in look.through():
+            if isinstance(found, _Batch):
+                lists.read(found.payload)
+    root = directory / "streams"
+    return look.report, [
+        Damage(str(root / file.path), 0, 0, f"sealed records {file.first} to {file.last} are missing")
+        for _, file in missing(lists.shard, root)
+    ]
 
 
 def repair(directory: str | Path, out: str | Path | None = None, progress: Progress | None = None) -> Report:
@@ -464,7 +486,7 @@ class _Repair:
     def _fill_streams(self) -> None:
         """Put an empty record in the place of each that is lost: offsets have no gaps."""
         w = BytesWriter()
-        route, props = Route("", ""), properties.with_headers(properties.EMPTY, {"x-lost": True})
+        route = Route("", "")
         for number, partition in self._scratch.partitions.items():
             found = self._tails.get(number, Tail())
             stamp = 0
@@ -476,13 +498,36 @@ class _Repair:
                     # nothing was ever there
                     break
                 self._top_id += 1
-                lost = Message(route, props, b"", self._top_id, 0, 0, PERSISTENT)
-                records.write_record(w, number, offset, stamp, lost, b"", records.PLAIN)
+                empty = Message(route, LOST, b"", self._top_id, 0, 0, PERSISTENT)
+                records.write_record(w, number, offset, stamp, empty, b"", records.PLAIN)
                 self._report.records_lost += 1
                 if len(w) > FILL_BYTES:
                     self._write(w.getvalue(), self._epoch())
                     w = BytesWriter()
         self._write(w.getvalue(), self._epoch())
+
+    def _replace_sealed(self, w: BytesWriter) -> None:
+        """Let partitions begin after what is lost of their oldest files, and fill the gaps of others."""
+        root = self._new / "streams"
+        for partition in self._scratch.partitions.values():
+            before = int(partition.files[0].first) if partition.files else 0
+            change = lost.let_go(partition, root)
+            if change is not None:
+                self._report.records_let_go += int(partition.first) - before
+                self._damaged_files(root, change["files"])
+                records.write_document(w, DEFINE, change)
+        for partition, file in list(lost.missing(self._scratch, root)):
+            count = int(file.last - file.first) + 1
+            self._damaged_files(root, [file.path])
+            lost.fill(partition, file, root, self._top_id + 1)
+            self._top_id += count
+            self._report.records_lost += count
+
+    def _damaged_files(self, root: Path, paths: list[str]) -> None:
+        for path in paths:
+            old = self._look._segments.directory / "streams" / path
+            self._look._damaged(old, 0, 0, "the sealed records are missing")
+            (root / path).unlink(missing_ok=True)
 
     def _replay(self, kind: int, document: dict[str, Any], w: BytesWriter, sure: bool) -> bool:
         """Apply a document to the scratch definitions; False when it does not fit them."""
@@ -548,6 +593,7 @@ class _Repair:
             return
         self._fill_streams()
         w = BytesWriter()
+        self._replace_sealed(w)
         written = {segment.number for segment in self._report.segments}
         for number in [*self._look.missing(written), *self._empty_segments()]:
             records.write_retired(w, number)
