@@ -103,7 +103,7 @@ def fill(partition: Partition, file: SealedFile, root: Path, number: int) -> Non
     w, places = BytesWriter(), BytesWriter()
     route = Route("", "")
     for index, stamp in enumerate(stamps):
-        places.write(((SEGMENT << PLACE_BITS) | len(w)).to_bytes(8, "big"))
+        places.write(int((SEGMENT << PLACE_BITS) | len(w)).to_bytes(8, "big"))
         message = Message(route, LOST, b"", number + index, 0, 0, PERSISTENT)
         records.write_record(w, 0, int(file.first) + index, stamp, message, b"", records.PLAIN)
     (root / file.path).unlink(missing_ok=True)
