@@ -66,7 +66,7 @@ def test_exchanges_are_declared_listed_and_deleted(client: httpx.Client) -> None
     names = [row["name"] for row in ok(client.get(f"{API}/exchanges"))["exchanges"]]
     assert names == ["amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.topic", "x"]
     assert ok(client.get(url))["stats"]["published"] == 0
-    refused(client.delete(f"{API}/exchanges/amq.topic"), 400, "exchange")
+    refused(client.delete(f"{API}/exchanges/amq.topic"), 409, "exchange")
     ok(client.put(f"{API}/queues/q"), 201)
     ok(client.post(f"{API}/bindings", json={"source": "x", "target": "q", "arguments": {"a": 1}}), 201)
     assert refused(client.delete(f"{url}?if_unused=true"), 409) == "in_use"
@@ -239,7 +239,7 @@ def test_connections_are_listed_and_closed(web: World, client: httpx.Client, ten
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="enough"):
         connection.process_data_events(time_limit=20)
     own = next(row for row in rows if row["protocol"] == "http")
-    refused(client.delete(f"{API}/connections/{own['id']}"), 400, "id")
+    refused(client.delete(f"{API}/connections/{own['id']}"), 409, "id")
 
 
 # Rights

@@ -288,7 +288,8 @@ def test_leases_are_settled_each_in_its_way(client: httpx.Client, clock: ManualC
     assert (dead["message"], dead["deaths"][0]["detail"]) == ("reject", "bad")
     same = {"leases": [tokens["kept"], tokens["ack"]], "outcome": "ack"}
     assert ok(client.post(f"{API}/queues/q/settle", json=same)) == {"settled": 1, "lost": [tokens["ack"]]}
-    refused(client.post(f"{API}/queues/q/settle", json={}), 400, "leases")
+    assert ok(client.post(f"{API}/queues/q/settle", json={})) == {"settled": 0, "lost": []}
+    refused(client.post(f"{API}/queues/{'x' * 300}/settle", json={}), 400, "name")
     refused(client.post(f"{API}/queues/q/settle", json={"settle": [{"lease": "x", "outcome": "eat"}]}), 400)
     # a lease is of its queue
     assert ok(client.post(f"{API}/queues/other/settle", json={"leases": [retried["lease"]]}))["settled"] == 0
@@ -398,6 +399,7 @@ def test_a_transaction_in_one_request_is_all_or_nothing(client: httpx.Client) ->
 def test_a_transaction_by_id_is_collected_and_committed(web: World, client: httpx.Client, clock: ManualClock) -> None:
     publish(client, "in", 1)
     (got,) = claim(client, "in")
+    refused(client.put(f"{API}/transactions/{'x' * 300}"), 400, "id")
     url = f"{API}/transactions/tx-1"
     assert ok(client.put(url), 201) == {"transaction": "tx-1", "status": "open", "operations": 0}
     refused(client.put(url), 400, "transaction")

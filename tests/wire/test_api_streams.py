@@ -356,7 +356,8 @@ def test_a_group_knows_how_far_it_has_read(client: httpx.Client) -> None:
     assert ok(client.post(f"{group}/reset", json={"to": "first"}))["lag"] == 6
     assert ok(client.post(f"{group}/reset", json={"offsets": {"0": 4}}))["lag"] == 2
     assert ok(client.post(f"{group}/reset", json={"to": "next"}))["lag"] == 0
-    refused(client.post(f"{group}/reset", json={}), 400, "to")
+    assert ok(client.post(f"{group}/reset", json={"to": "next", "offsets": {"1": 0}}))["lag"] == 2
+    refused(client.post(f"{group}/reset", json={"to": "yesterday"}), 400, "to")
     refused(client.post(f"{group}/commit", json={"offsets": {"0": 9}}), 400, "offset")
     refused(client.post(f"{group}/commit", json={"offsets": {"7": 0}}), 400, "partition")
     refused(client.post(f"{group}/commit", json={"offsets": {"x": 0}}), 400)
@@ -430,6 +431,8 @@ def test_a_chunk_can_be_repeated_or_dropped(client: httpx.Client) -> None:
     for _ in range(2):
         ok(client.post(f"{url}/stage?chunk=c", json=[{"message": 1}]), 201)
     refused(client.post(f"{url}/stage?chunk=c", json=[{"message": 1}, {"message": 2}]), 400, "chunk")
+    refused(client.post(f"{url}/stage?chunk=%01", json=[{"message": 1}]), 400, "chunk")
+    refused(client.get(f"{API}/producers/{'p' * 300}"), 400, "producer")
     assert ok(client.delete(f"{API}/chunks/c"))["status"] == "dropped"
     assert refused(client.delete(f"{API}/chunks/c"), 404) == "chunk_not_found"
 

@@ -182,7 +182,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "put /api/v1/tenants/{tenant}": {},
     "put /api/v1/tenants/{tenant}/limits": {},
     "put /api/v1/users/{user}": {},
-    "post /api/v1/definitions": {},
+    "post /api/v1/definitions": {"rookery": 1, "tenants": []},
 }
 
 

@@ -6,7 +6,7 @@ for a look at one's own tenant and its connections.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from rookery.core.access import DEFAULT_TENANT, PasswordHash, Principal, Rights,
 from rookery.core.credentials import SALT_BYTES
 from rookery.core.snapshots import tenant_stats
 from rookery.core.topology import LIMITS, Tenant
-from rookery.errors import AccessRefused, Conflict, InvalidArgument, NotFound, TenantNotFound
+from rookery.errors import AccessRefused, Conflict, NotFound, TenantNotFound
 from rookery.wire.api import Api, require_all
 from rookery.wire.api_queues import Deleted, page
 from rookery.wire.http_call import Call
@@ -98,6 +98,14 @@ class Definitions(msgspec.Struct, omit_defaults=True):
     """As `rookery.core.definitions` writes them; loading adds to what is there."""
 
     rookery: int
+    tenants: list[dict[str, Any]]
+    access: dict[str, Any] | None = None
+
+
+class DefinitionsWanted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What an export gave."""
+
+    rookery: Literal[1]
     tenants: list[dict[str, Any]]
     access: dict[str, Any] | None = None
 
@@ -243,29 +251,26 @@ class Admin:
             return definitions.export(self._shard, keys)
         return definitions.export(self._tenant(call, tenant or principal.tenant), keys)
 
-    def load(self, call: Call, body: dict[str, Any]) -> DefinitionsLoaded:
+    def load(self, call: Call, body: DefinitionsWanted) -> DefinitionsLoaded:
         """Let everything in the document exist; on an error nothing changes. Without the admin right only for one's own
         tenant, whose limits stay as they are.
         """
         principal: Principal = call.principal
         require_all(principal)
-        rows = body.get("tenants")
-        names = [str(row.get("name")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         if not principal.admin:
-            self._check_load(principal, body, names)
-        definitions.load(self._shard, body, self._access)
+            self._check_load(principal, body)
+        definitions.load(self._shard, msgspec.to_builtins(body), self._access)
         call.lasting()
-        return DefinitionsLoaded("ok", names)
+        return DefinitionsLoaded("ok", [row["name"] for row in body.tenants])
 
-    def _check_load(self, principal: Principal, document: dict[str, Any], names: list[str]) -> None:
-        if document.get("access") is not None:
+    def _check_load(self, principal: Principal, document: DefinitionsWanted) -> None:
+        if document.access is not None:
             raise AccessRefused("keys and users are loaded by admins")
-        for name in names:
-            if name != principal.tenant:
-                raise AccessRefused(f"definitions of tenant '{name}' refused for user '{principal.name}'")
-        for row in document["tenants"] if names else ():
+        now = self._shard.tenant(principal.tenant).limits.as_dict()
+        for row in document.tenants:
+            if row.get("name") != principal.tenant:
+                raise AccessRefused(f"definitions of other tenants refused for user '{principal.name}'")
             limits = row.get("limits") or {}
-            now = self._shard.tenant(principal.tenant).limits.as_dict()
             if not isinstance(limits, dict) or any(now.get(limit) != value for limit, value in limits.items()):
                 raise AccessRefused("limits are changed by admins")
 
@@ -300,7 +305,7 @@ class Admin:
                     elif peer is not call.connection:
                         peer.broken()
                     else:
-                        raise InvalidArgument("a connection does not close itself so", argument="id")
+                        raise Conflict("this is the connection that asks", argument="id")
                     return Deleted(id)
         raise NotFound(f"no connection {id!r}", argument="id")
 

@@ -9,7 +9,6 @@ import msgspec
 from rookery.core import groups
 from rookery.core.groups import SESSION_MS, Group, Member
 from rookery.core.stream import Stream
-from rookery.errors import InvalidArgument
 from rookery.wire.api import Api
 from rookery.wire.api_queues import Deleted
 from rookery.wire.api_streams import Offset, Start, Streams
@@ -56,7 +55,7 @@ class Committing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Resetting(msgspec.Struct, forbid_unknown_fields=True):
-    """To `offsets`, by partition; or all partitions `to` first, last, next or a time in milliseconds since 1970."""
+    """All partitions `to` first, last, next or a time in milliseconds since 1970; those in `offsets` to theirs."""
 
     offsets: Offsets | None = None
     to: Start | None = None
@@ -116,14 +115,14 @@ class Groups:
     def reset(self, call: Call, name: Name, group: Name, body: Resetting) -> object:
         """Let a group without members go on elsewhere."""
         stream = self._stream(call, name)
-        if (body.offsets is None) == (body.to is None):
-            raise InvalidArgument("give offsets or to", argument="to")
-        if body.offsets is not None:
-            return self._reset(call, stream, group, _offsets(body.offsets))
-        assert body.to is not None
-        partitions = list(stream.partitions)
+        own = _offsets(body.offsets or {})
+        if body.to is None:
+            return self._reset(call, stream, group, own)
         return self._streams.positions(
-            call, partitions, body.to, lambda found: self._reset(call, stream, group, dict(found))
+            call,
+            list(stream.partitions),
+            body.to,
+            lambda found: self._reset(call, stream, group, {**dict(found), **own}),
         )
 
     def _reset(self, call: Call, stream: Stream, group: str, offsets: dict[int, int]) -> object:

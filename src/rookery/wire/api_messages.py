@@ -22,7 +22,7 @@ from rookery.wire.http_routes import Answer, Router
 from rookery.wire.http_trace import answer_trace
 from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_s2 import FACE
-from rookery.wire.rest_types import AtMost, DedupKey, Duration, Lasting, Many, Name, Priority, Short
+from rookery.wire.rest_types import AtMost, CheckedName, DedupKey, Duration, Lasting, Many, Name, Priority, Short
 
 SHOWN_MAX: Final = 1_000
 LEASES_MAX: Final = 10_000
@@ -125,8 +125,6 @@ class SettleMany(msgspec.Struct, forbid_unknown_fields=True):
 
     def every(self) -> list[SettleOne]:
         same = [SettleOne(token, self.outcome, self.delay_ms, self.reason) for token in self.leases]
-        if not self.settle and not same:
-            raise InvalidArgument("there is no lease to settle", argument="leases")
         return [*self.settle, *same]
 
 
@@ -339,7 +337,7 @@ class Messages:
         lease_ms = wanted.lease_ms or self._rest.options.lease_ms
         return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
 
-    def settle(self, call: Call, name: Name, body: SettleMany) -> SettledAll:
+    def settle(self, call: Call, name: CheckedName, body: SettleMany) -> SettledAll:
         """Settle many leases of a queue, each with its outcome."""
         call.principal.require("read", name)
         every = body.every()
@@ -353,7 +351,7 @@ class Messages:
         call.lasting()
         return SettledAll(len(every) - len(lost), lost)
 
-    def extend(self, call: Call, name: Name, body: ExtendMany) -> Extended:
+    def extend(self, call: Call, name: CheckedName, body: ExtendMany) -> Extended:
         """Let leases last so long from now."""
         call.principal.require("read", name)
         lost = []

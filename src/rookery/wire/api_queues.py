@@ -14,7 +14,7 @@ from rookery.core.queue import Queue
 from rookery.core.snapshots import exchange_stats, queue_stats
 from rookery.core.stream import Stream
 from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant, kind_of
-from rookery.errors import AccessRefused, InvalidArgument, NotFound
+from rookery.errors import AccessRefused, Conflict, InvalidArgument, NotFound
 from rookery.wire.api import Api, require_all
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router, decode_json
@@ -186,6 +186,8 @@ class Topology:
     def delete_exchange(self, call: Call, name: Name, if_unused: bool = False) -> Deleted:
         """Delete an exchange with its bindings."""
         call.principal.require("configure", name, kind="exchange")
+        if name in STANDARD_EXCHANGES:
+            raise Conflict(f"exchange {name!r} is built in", argument="exchange")
         self._api.tenant(call).delete_exchange(name, if_unused)
         call.lasting()
         return Deleted(name)

@@ -15,11 +15,11 @@ from rookery.wire import api_bodies
 from rookery.wire.api import ARROW, Api, require_some
 from rookery.wire.api_bodies import JSON, LINES, Item
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
+from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.rest_s2 import FACE
-from rookery.wire.rest_types import Name, Short
+from rookery.wire.rest_types import CheckedName, Name, Short
 
-ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
+ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 ROWS: Final = {JSON: list[Item], LINES[0]: str, ARROW.decode(): bytes}
@@ -91,25 +91,25 @@ class StagingRoutes:
         self._api = api
         self._staging = api.shard.staging
 
-    def stage_to_stream(self, call: Call, name: Name, body: bytes, chunk: ChunkName = "") -> object:
+    def stage_to_stream(self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None) -> object:
         """Stage rows for a stream. Under a `chunk` name of one's own it may be repeated."""
         self._api.stream(call, name, "write")
         return self._stage(call, body, chunk, name, "", name)
 
     def stage_to_exchange(
-        self, call: Call, name: Name, body: bytes, chunk: ChunkName = "", routing_key: Short = ""
+        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, routing_key: Short = ""
     ) -> object:
         """Stage rows for an exchange; those without a routing key have that of the query."""
         call.principal.require("write", name, kind="exchange")
         self._api.tenant(call).exchange(name)
         return self._stage(call, body, chunk, "", name, routing_key)
 
-    def stage_to_queue(self, call: Call, name: Name, body: bytes, chunk: ChunkName = "") -> object:
+    def stage_to_queue(self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None) -> object:
         """Stage rows for a queue."""
         self._api.rest.queue(call, name, FACE, "write")
         return self._stage(call, body, chunk, "", "", name)
 
-    def _stage(self, call: Call, body: bytes, chunk: str, stream: str, exchange: str, key: str) -> object:
+    def _stage(self, call: Call, body: bytes, chunk: str | None, stream: str, exchange: str, key: str) -> object:
         self._api.rest.check_room()
         name = chunk or f"chunk-{self._api.random_text()}"
         now_ms = int(self._api.shard.wall_ms)
@@ -132,7 +132,7 @@ class StagingRoutes:
 
         return self._api.later(call, work, then)
 
-    def commit(self, call: Call, producer: Name, body: CommitStaged) -> object:
+    def commit(self, call: Call, producer: CheckedName, body: CommitStaged) -> object:
         """Let staged rows happen, once per epoch of the producer."""
         require_some(call.principal, "write")
         tenant = self._api.tenant(call)
@@ -147,7 +147,7 @@ class StagingRoutes:
         call.lasting()
         return CommittedStaged(producer, body.epoch, result["rows"], duplicate, positions)
 
-    def producer(self, call: Call, producer: Name) -> object:
+    def producer(self, call: Call, producer: CheckedName) -> object:
         """The last epoch of a producer."""
         require_some(call.principal, "write")
         tenant = self._api.tenant(call)
@@ -169,7 +169,7 @@ class StagingRoutes:
             ]
         )
 
-    def drop(self, call: Call, chunk: str) -> ChunkDropped:
+    def drop(self, call: Call, chunk: ChunkName) -> ChunkDropped:
         """Throw a chunk away."""
         require_some(call.principal, "write")
         tenant = self._api.tenant(call)

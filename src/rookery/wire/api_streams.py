@@ -19,11 +19,11 @@ from rookery.wire.api_bodies import Item, Outgoing, PartitionIndex
 from rookery.wire.api_messages import ACCEPTED
 from rookery.wire.api_queues import Deleted, page
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Answer, Router
+from rookery.wire.http_routes import CHECKED, LATER, Answer, Router
 from rookery.wire.rest_types import Amount, DedupKey, Many, Name, Short
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Start = Annotated[str, msgspec.Meta(pattern=r"^(first|last|next|[0-9]{1,16})$")]
+Start = Annotated[str, msgspec.Meta(pattern=r"^(first|last|next|[0-9]{1,16})$"), CHECKED]
 STARTS: Final = ("first", "last", "next")
 
 
@@ -243,8 +243,6 @@ class Streams:
         """Answer with what `then` makes of the offsets that a start stands for, by partition."""
         if start in STARTS:
             return then([(int(each.index), _named(each, start)) for each in partitions])
-        if not start.isdecimal() or len(start) > 16:
-            raise InvalidArgument(f"a start is {', '.join(STARTS)} or a time in milliseconds", argument="at")
         stamp = int(start)
         looks: list[tuple[int, int, str]] = []
         for each in partitions:

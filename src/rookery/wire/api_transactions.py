@@ -13,7 +13,7 @@ from rookery.wire.api import Api, require_some
 from rookery.wire.api_bodies import Item
 from rookery.wire.api_messages import Messages, Sent, SettleOne
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
+from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.http_trace import trace_of
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import Name
@@ -21,7 +21,7 @@ from rookery.wire.rest_types import Name
 TIMEOUT_MAX_MS: Final = 3_600_000
 ID_MAX: Final = 255
 
-TransactionId = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX)]
+TransactionId = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX), CHECKED]
 TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MAX_MS)]
 
 

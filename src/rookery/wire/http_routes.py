@@ -41,6 +41,9 @@ NEEDED: Final = "needed"
 that.
 """
 
+CHECKED: Final = "checked"
+"""In an annotation: the text is checked as it is read, because nobody looks it up."""
+
 _encode: Any = msgspec.json.Encoder().encode
 _EMPTY: Final = inspect.Parameter.empty
 
@@ -79,7 +82,8 @@ class Parameter:
         extras = getattr(type, "__metadata__", ())
         self.needed = self.required or NEEDED in extras
         # names are checked by who looks them up
-        self.plain = type is str or getattr(type, "__origin__", None) is str
+        is_text = type is str or getattr(type, "__origin__", None) is str
+        self.plain = is_text and CHECKED not in extras
 
 
 @final

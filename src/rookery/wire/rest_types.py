@@ -7,13 +7,14 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from rookery.core.policy import TIME_MAX_MS
-from rookery.wire.http_routes import NEEDED
+from rookery.wire.http_routes import CHECKED, NEEDED
 
 _NAME: Final = r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s][^\x00-\x1f\x7f]*$"
 
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME)]
 """Of a queue, topic, exchange or tenant."""
 
+CheckedName = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME), CHECKED]
 NeededName = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME), NEEDED]
 NeededText = Annotated[str, Meta(min_length=1), NEEDED]
 Short = Annotated[str, Meta(max_length=255)]
