@@ -144,6 +144,7 @@ def test_ranges_that_are_not_there_are_refused(client: httpx.Client) -> None:
     refused(client.get(f"{url}/records?from=-1"), 400, "from")
     refused(client.get(f"{url}/records?from=x"), 400, "from")
     refused(client.get(f"{url}/records?columns=colour"), 400, "columns")
+    refused(client.get(f"{url}/records?routing_key={'x' * 300}"), 400, "routing_key")
     for query in ({"from": 4}, {"columns": "colour"}):
         answer = client.get(f"{url}/records", params=query, headers={"Accept": ARROW})
         assert answer.status_code in (400, 416)
@@ -480,6 +481,8 @@ def test_rows_are_staged_for_exchanges_and_queues(client: httpx.Client, clock: M
         ({"value": [b"x"], "delay_ms": [5]}, "delay_ms"),
         ({"value": [b"x"], "topic": ["other"]}, "topic"),
         ({"value": [b"x"], "message_id": ["i" * 300]}, "message_id"),
+        ({"value": [b"x"], "routing_key": ["i" * 300]}, "routing_key"),
+        ({"value": [b"x"], "headers": [[(1, 2)]]}, "headers"),
         ({"value": [[1]]}, "value"),
     ],
 )

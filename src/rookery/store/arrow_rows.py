@@ -36,6 +36,7 @@ COLUMNS: Final = (
 
 _TEXTS: Final = ("routing_key", "message_id", "correlation_id", "content_type", *TARGETS)
 _NUMBERS: Final = ("partition", "priority", "expiration_ms", "delay_ms")
+KEY_MAX_BYTES: Final = 255
 _PLAIN: Final = properties.encode(Properties(delivery_mode=2))
 
 
@@ -133,6 +134,8 @@ def _rows(columns: dict[str, list[Any]], count: int, key: str, now_ms: int, is_f
         priority = get("priority", i) or 0
         partition = get("partition", i)
         own = get("routing_key", i)
+        if own is not None and len(own.encode()) > KEY_MAX_BYTES:
+            raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
         rows.append(
             Row(
                 key if own is None else own,

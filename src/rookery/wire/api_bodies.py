@@ -122,9 +122,9 @@ class Item(Sending, kw_only=True, forbid_unknown_fields=True):
 
     def outgoing(self, now_ms: int, trace: Mapping[str, str]) -> Outgoing:
         dedup_key = self.idempotency_key or ""
-        for argument, text in (("idempotency_key", dedup_key), ("routing_key", self.routing_key or "")):
-            if len(text.encode()) > KEY_MAX_BYTES:
-                raise InvalidArgument(f"{argument} is longer than {KEY_MAX_BYTES} bytes", argument=argument)
+        if len(dedup_key.encode()) > KEY_MAX_BYTES:
+            raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+        check_routing_key(self.routing_key or "")
         made = Outgoing(self._properties(trace), self._body())
         made.due_ms, made.expires_ms = self._times(now_ms)
         made.priority = self.priority
@@ -300,6 +300,11 @@ def encoded(found: Properties) -> bytes:
         if error.argument not in ("content_type", "correlation_id", "reply_to", "type", "message_id"):
             error.argument = "headers"
         raise
+
+
+def check_routing_key(key: str) -> None:
+    if len(key.encode()) > KEY_MAX_BYTES:
+        raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
 
 
 def from_base64(text: str, argument: str) -> bytes:

@@ -16,19 +16,30 @@ from rookery.core.transactions import Batch, Publish, apply, publish_batch
 from rookery.errors import InvalidArgument
 from rookery.wire import api_bodies
 from rookery.wire.api import Api
-from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, Item
+from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, Item, check_routing_key
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.http_trace import answer_trace
 from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_s2 import FACE
-from rookery.wire.rest_types import AtMost, CheckedName, DedupKey, Duration, Lasting, Many, Name, Priority, Short
+from rookery.wire.rest_types import (
+    AtMost,
+    CheckedName,
+    CheckedShort,
+    DedupKey,
+    Duration,
+    Lasting,
+    Many,
+    Name,
+    Priority,
+    Short,
+)
 
 SHOWN_MAX: Final = 1_000
 LEASES_MAX: Final = 10_000
 
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=60_000)]
-ClaimCount = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+ClaimCount = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Outcome = Literal["ack", "retry", "release", "reject"]
 Tokens = Annotated[list[str], msgspec.Meta(min_length=1, max_length=LEASES_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=255)]
@@ -253,7 +264,7 @@ class Messages:
         call: Call,
         name: Name,
         body: bytes,
-        routing_key: Short = "",
+        routing_key: CheckedShort = "",
         mandatory: bool = False,
         ids: bool = True,
         priority: Priority = 0,
@@ -273,8 +284,7 @@ class Messages:
         tenant = self._rest.tenant(call)
         if tenant.exchange(name).internal:
             raise InvalidArgument(f"exchange {name!r} is internal", argument="exchange")
-        if len(routing_key.encode()) > 255:
-            raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
+        check_routing_key(routing_key)
         said = _said(
             priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
         )

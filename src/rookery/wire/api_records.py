@@ -25,7 +25,7 @@ from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Content, Router
 from rookery.wire.rest import plain
-from rookery.wire.rest_types import Name, Short, WaitSeconds
+from rookery.wire.rest_types import CheckedShort, Name, WaitSeconds
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 4 << 20
@@ -68,7 +68,7 @@ class Records:
         to: Offset | None = None,
         limit: RecordCount | None = None,
         columns: str = "",
-        routing_key: Short = "",
+        routing_key: CheckedShort = "",
         wait: WaitSeconds = 0,
     ) -> object:
         """Records from an offset up to, not including, another: as JSON a page of up to 1,000, or, where `Accept` asks

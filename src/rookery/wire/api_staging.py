@@ -13,11 +13,11 @@ from rookery.core.staging import Chunk, Row
 from rookery.errors import ChunkNotFound
 from rookery.wire import api_bodies
 from rookery.wire.api import ARROW, Api, require_some
-from rookery.wire.api_bodies import JSON, LINES, Item
+from rookery.wire.api_bodies import JSON, LINES, Item, check_routing_key
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.rest_s2 import FACE
-from rookery.wire.rest_types import CheckedName, Name, Short
+from rookery.wire.rest_types import CheckedName, CheckedShort, Name
 
 ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -97,11 +97,12 @@ class StagingRoutes:
         return self._stage(call, body, chunk, name, "", name)
 
     def stage_to_exchange(
-        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, routing_key: Short = ""
+        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, routing_key: CheckedShort = ""
     ) -> object:
         """Stage rows for an exchange; those without a routing key have that of the query."""
         call.principal.require("write", name, kind="exchange")
         self._api.tenant(call).exchange(name)
+        check_routing_key(routing_key)
         return self._stage(call, body, chunk, "", name, routing_key)
 
     def stage_to_queue(self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None) -> object:

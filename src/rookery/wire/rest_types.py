@@ -18,6 +18,7 @@ CheckedName = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME), 
 NeededName = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME), NEEDED]
 NeededText = Annotated[str, Meta(min_length=1), NEEDED]
 Short = Annotated[str, Meta(max_length=255)]
+CheckedShort = Annotated[str, Meta(max_length=255), CHECKED]
 DedupKey = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
 Regex = Annotated[str, Meta(max_length=1_024, extra_json_schema={"format": "regex"})]
 Priority = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
