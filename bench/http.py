@@ -43,6 +43,7 @@ class Server:
         for line in self.process.stderr:
             row = json.loads(line)
             if row["event"] == "listening":
+                self.listening = row
                 self.port = int(row["http"].rpartition(":")[2])
                 break
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import signal
 import socket
 import ssl
@@ -201,6 +202,22 @@ def test_one_consumer_gets_what_was_published_over_tcp_and_over_http(tmp_path: P
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.status == 201
         assert client.read() == [f"{PREFIX}42"]
+
+
+def test_connections_are_listed_and_closed_over_http(tmp_path: Path) -> None:
+    with serving(tmp_path, "--api-key", "supersecretkey") as server, Lines(server.line) as client:
+        client.ask("DECLARE_QUEUE q", "CONSUME q")
+
+        def call(method: str, path: str) -> Any:
+            url = f"http://127.0.0.1:{server.http}/api/v1/connections{path}"
+            request = urllib.request.Request(url, headers={"Authorization": "Bearer supersecretkey"}, method=method)
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)
+
+        (shown,) = [row for row in call("GET", "")["connections"] if row["protocol"] == "line"]
+        assert (shown["tenant"], shown["user"], shown["peer"]) == ("default", "guest", "127.0.0.1")
+        call("DELETE", f"/{shown['id']}?reason=enough")
+        assert client.read(3) == ["Consumer stopped", "Error: enough", ""]
 
 
 def test_a_consumer_that_does_not_read_holds_nobody_up(server: ServerProcess) -> None:

@@ -19,6 +19,11 @@ GAP_MS = 20
 ACK_WAIT_MS = 200
 
 
+class PlainTransport(Transport):
+    def get_extra_info(self, _name: str) -> object:
+        return None
+
+
 class Timer:
     def __init__(self, due_ms: int, work: Callable[[], None]) -> None:
         self.due_ms = due_ms
@@ -126,7 +131,7 @@ class Peer:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.transport = Transport()
+        self.transport = PlainTransport()
         self.connection = LineConnection(broker.face)
         self.connection.connection_made(self.transport)
         self._read = 0

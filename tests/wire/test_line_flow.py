@@ -156,6 +156,19 @@ def test_a_consumer_parks_its_publishes_and_its_acks_are_done(broker: Broker, pe
     assert broker.turn.parked_bytes == 0
 
 
+def test_a_consumer_with_one_message_at_a_time_goes_on_while_its_publish_is_parked(broker: Broker, peer: Peer) -> None:
+    peer.ask("DECLARE_QUEUE work")
+    broker.publish("work", b"1", b"2")
+    peer.consume("work", " ack=manual")
+    held(broker)
+    peer.lines()
+    assert peer.ask("PUBLISH x k kept", "ACK work 1") == []
+    broker.pass_time(GAP_MS)
+    assert peer.lines() == ["Consumed message: 2"]
+    let_go(broker)
+    assert peer.lines() == [PUBLISHED, "ACK successfully"]
+
+
 def test_a_consumer_that_parks_too_much_is_told_so(broker: Broker, peer: Peer) -> None:
     peer.ask("DECLARE_QUEUE work")
     peer.consume("work")
@@ -324,6 +337,15 @@ def test_a_peer_that_does_not_log_in_is_bounded_and_dropped(broker: Broker) -> N
         flood.connection.data_received(b"PING\n" * 1000)
     assert broker.face.partial_bytes == 0
     assert flood.lines() == ["Error: too much was sent ahead"]
+
+
+def test_a_guest_that_logs_in_late_has_the_time_for_it(broker: Broker, peer: Peer) -> None:
+    broker.pass_time(60_000)
+    assert peer.ask("AUTH clerk wrong") == ["Error: invalid user name or password"]
+    broker.pass_time(9_000)
+    assert not peer.transport.closed
+    broker.pass_time(2_000)
+    assert peer.transport.closed
 
 
 def test_who_loses_its_rights_is_told_and_dropped(broker: Broker, peer: Peer) -> None:

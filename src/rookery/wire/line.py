@@ -183,7 +183,8 @@ class LineConnection(Peer):
             self._conclude()
         finally:
             self.turn.end()
-        return True
+        # TLS has no half-closed connections
+        return self.out.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, error: Any) -> None:
         if self.face.connections.pop(id(self), None) is None:
@@ -223,8 +224,11 @@ class LineConnection(Peer):
     # What a turn calls
 
     def finish(self) -> bool:
-        """Let the gaps begin whose answers leave now; True when these wait for the journal."""
-        if not self._gaps or self._parked:
+        """Let the gaps begin whose answers leave now; True when these wait for the journal.
+
+        Answers behind a parked publish are not waited for: what this peer consumes may be what makes room.
+        """
+        if not self._gaps:
             return False
         log = self.shard.log
         if self.out.awaited > log.durable and log.failure is None:
@@ -261,8 +265,6 @@ class LineConnection(Peer):
         if parked:
             # settles among them were done long ago, but may not be written yet
             self._lasting = True
-        if self._gaps:
-            self.turn.expect(self)
         self._stopped = False
         self._go_on()
         if not self._stopped:
@@ -534,6 +536,8 @@ class LineConnection(Peer):
         """Verify a credential; lines behind it wait. A peer that fails is nobody, also if it was the guest before."""
         if self.consumers:
             raise AccessRefused("AUTH comes before CONSUME")
+        if self.principal is not None:
+            self.since_ms = self.shard.mono_ms
         self._enter(None)
         self._logging_in = True
         self._at_login = True
