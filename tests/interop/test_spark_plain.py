@@ -19,6 +19,7 @@ from rookery import Broker
 from rookery.clock import ManualClock
 from rookery.embed import Message
 from rookery.store import sealing
+from tests.examples.test_streams_page import BLOCKS, SPARK, run_blocks
 
 STREAM = "shop/orders é"
 DAY_MS = 86_400_000
@@ -166,3 +167,14 @@ def test_plain_spark_reads_all_streams_as_one_table(spark: Any, sealed: tuple[Pa
         (row["tenant"], row["stream"]): row["count"] for row in frame.groupBy("tenant", "stream").count().collect()
     }
     assert counts == {("default", STREAM): len(rows), ("default", "007"): 14}
+
+
+def test_the_page_about_streams_is_right_about_spark(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks up to the one for Spark; the session is the one that is there."""
+    monkeypatch.chdir(tmp_path)
+    (at,) = (number for number, block in enumerate(BLOCKS) if SPARK in block)
+    # Spark's process has a directory of its own
+    here = BLOCKS[at].replace("data/streams", f"{tmp_path}/data/streams")
+    run_blocks([*BLOCKS[:at], here])

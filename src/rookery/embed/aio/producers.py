@@ -115,10 +115,10 @@ class AsyncCuts:
             return number, [unpack(lease.entry, engine.shard.ids) for lease in leases]
 
     async def read(self, cut: int) -> list[Message]:
-        """What is in an open cut."""
+        """What is in an open cut, once it is durable."""
         context = self._context
         context.check_open()
-        with context.engine as engine:
+        async with context.engine.change as engine:
             leases = engine.shard.cuts.read(context.tenant.queue(self.queue), self.consumer, cut)
             return [unpack(lease.entry, engine.shard.ids) for lease in leases]
 
