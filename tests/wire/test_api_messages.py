@@ -128,6 +128,21 @@ def test_a_batch_that_does_not_fit_is_refused_whole(client: httpx.Client) -> Non
     assert claim(client, "small") == []
 
 
+def test_what_there_is_no_room_for_is_refused_for_now(web: World, client: httpx.Client) -> None:
+    tenant = ok(client.get(f"{API}/stats"))["tenant"]
+    ok(client.put(f"{API}/streams/s"), 201)
+    ok(web.admin.put(f"{API}/tenants/{tenant}/limits", json={"memory_bytes_max": 10_000}))
+    large = [{"message": "x" * 5_000}] * 3
+    for url in ("queues/q/messages", "streams/s/publish"):
+        answer = client.post(f"{API}/{url}", json=large)
+        assert refused(answer, 503) == "memory_limit_exceeded"
+        assert answer.headers["retry-after"]
+    ok(web.admin.put(f"{API}/tenants/{tenant}/limits", json={"message_bytes_max": 1_000, "memory_bytes_max": 0}))
+    assert refused(client.post(f"{API}/queues/q/messages", json=large), 413) == "message_too_large"
+    assert claim(client, "q") == []
+    refused(client.post(f"{API}/queues/q/claim", json={"max": 1_001}), 400, "max")
+
+
 def test_a_repeated_key_of_a_batch_adds_nothing(client: httpx.Client) -> None:
     batch = [{"message": n, "idempotency_key": key} for n, key in enumerate("aba")]
     first = ok(client.post(f"{API}/queues/q/messages", json=batch), 201)["messages"]

@@ -1,16 +1,13 @@
-"""Messages of queues and exchanges, many at a time: publish, claim, settle, extend, look at, purge, move, redrive."""
+"""Messages of queues and exchanges, many at a time: publish, claim, settle, extend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from rookery import properties
-from rookery.core import dead_letters
 from rookery.core.entries import Entry, Lease
-from rookery.core.routing import matcher
 from rookery.core.topology import Tenant
 from rookery.core.transactions import Batch, Publish, apply, publish_batch
 from rookery.errors import InvalidArgument
@@ -23,19 +20,16 @@ from rookery.wire.http_trace import answer_trace
 from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import (
-    AtMost,
     CheckedName,
     CheckedShort,
     DedupKey,
     Duration,
     Lasting,
-    Many,
     Name,
     Priority,
     Short,
 )
 
-SHOWN_MAX: Final = 1_000
 LEASES_MAX: Final = 10_000
 
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=60_000)]
@@ -154,68 +148,6 @@ class ExtendMany(msgspec.Struct, forbid_unknown_fields=True):
 class Extended(msgspec.Struct):
     extended: int
     lost: list[str]
-
-
-class Looked(msgspec.Struct):
-    """`count` is how many there are in all."""
-
-    count: int
-    messages: list[Leased]
-
-
-class Purged(msgspec.Struct):
-    purged: int
-
-
-class Where(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages: all that is said must hold. `origin` and `reason` are of the last death, `detail` a part of what
-    was said of it; `routing_key` is a topic pattern over the key it was published with; of `headers` all must be
-    equal.
-    """
-
-    origin: str | None = None
-    reason: str | None = None
-    detail: str | None = None
-    routing_key: Short | None = None
-    headers: dict[str, Any] | None = None
-    message_ids: list[str] | None = None
-    died_after_ms: Duration | None = None
-    died_before_ms: Duration | None = None
-
-
-class Moving(msgspec.Struct, forbid_unknown_fields=True):
-    """Ready messages go to queue `to`, in order; `limit` of 0 is all."""
-
-    to: Name
-    limit: AtMost = 0
-    where: Where | None = None
-
-
-class Moved(msgspec.Struct):
-    moved: int
-
-
-class Redriving(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `to`, each letter goes to the queue it died in. `limit` of 0 is all."""
-
-    limit: AtMost = 0
-    to: Name | None = None
-    where: Where | None = None
-    dry_run: bool = False
-
-
-class RedrivenLetter(msgspec.Struct):
-    message_id: str
-    to: str
-    reason: str
-
-
-class Redriven(msgspec.Struct):
-    """`letters` are the first of them."""
-
-    redriven: int
-    dry_run: bool
-    letters: list[RedrivenLetter]
 
 
 class Messages:
@@ -406,80 +338,6 @@ class Messages:
             deaths=[death.as_dict() for death in stored.route.deaths] or None,
         )
 
-    # Looking after what is there
-
-    def look(
-        self, call: Call, name: Name, state: Literal["ready", "delayed", "leased"] = "ready", limit: Many = 100
-    ) -> Looked:
-        """Look at messages of a queue, in order, and leave them as they are."""
-        queue = self._rest.existing(call, name, "read")
-        if state == "ready":
-            count, entries = int(queue.ready), queue.ready_entries(limit)
-        elif state == "delayed":
-            count, entries = int(queue.delayed), queue.delayed_entries()
-        else:
-            count, entries = int(queue.leased), [lease.entry for lease in queue.leases()]
-        return Looked(count, [self.show(entry, int(entry.attempts)) for entry in entries[:limit]])
-
-    def purge(self, call: Call, name: Name) -> Purged:
-        """Throw away what is ready in a queue."""
-        queue = self._rest.existing(call, name, "read")
-        purged = queue.purge()
-        call.lasting()
-        return Purged(purged)
-
-    def move(self, call: Call, name: Name, body: Moving) -> Moved:
-        """Move ready messages to another queue."""
-        queue = self._rest.existing(call, name, "read")
-        target = self._rest.existing(call, body.to, "write")
-        if target is queue:
-            raise InvalidArgument("a queue cannot be moved into itself", argument="to")
-        chosen = self._chosen(body.where)
-        moved = dead_letters.move(queue.tenant, queue, target, body.limit, chosen)
-        call.lasting()
-        return Moved(moved)
-
-    def redrive(self, call: Call, name: Name, body: Redriving | None = None) -> Redriven:
-        """Send the dead letters of a queue back to life: to the queues they died in, or to one that is named."""
-        wanted = body or Redriving()
-        queue = self._rest.existing(call, name, "read")
-        if wanted.to is not None:
-            self._rest.existing(call, wanted.to, "write")
-        chosen = self._chosen(wanted.where)
-
-        def allowed(entry: Entry) -> bool:
-            deaths = entry.message.route.deaths
-            target = wanted.to or (deaths[0].queue if deaths else "")
-            return call.principal.may("write", target) and (chosen is None or chosen(entry))
-
-        found = dead_letters.redrive(queue.tenant, queue, wanted.limit, allowed, wanted.dry_run, wanted.to)
-        call.lasting()
-        letters = [
-            RedrivenLetter(self._rest.message_id(entry), to, entry.message.route.deaths[0].reason)
-            for entry, to in found[:SHOWN_MAX]
-        ]
-        return Redriven(len(found), wanted.dry_run, letters)
-
-    def _chosen(self, where: Where | None) -> Callable[[Entry], bool] | None:
-        if where is None:
-            return None
-        keys = None
-        if where.routing_key is not None:
-            keys = matcher("topic", {})
-            keys.add(where.routing_key, None, self)
-        ids = None if where.message_ids is None else frozenset(where.message_ids)
-
-        def chosen(entry: Entry) -> bool:
-            deaths = entry.message.route.deaths
-            key = deaths[-1].key if deaths else entry.message.route.key
-            if keys is not None and not keys.match(key, None):
-                return False
-            if ids is not None and self._rest.message_id(entry) not in ids:
-                return False
-            return _died_so(where, entry) and _has_headers(where, entry)
-
-        return chosen
-
 
 def _said(
     priority: int,
@@ -506,29 +364,6 @@ def _said(
     )
 
 
-def _died_so(where: Where, entry: Entry) -> bool:
-    said = (where.origin, where.reason, where.detail, where.died_after_ms, where.died_before_ms)
-    if said == (None, None, None, None, None):
-        return True
-    if not entry.message.route.deaths:
-        return False
-    death = entry.message.route.deaths[0]
-    return (
-        where.origin in (None, death.queue)
-        and where.reason in (None, death.reason)
-        and (where.detail is None or where.detail in death.detail)
-        and (where.died_after_ms is None or death.last_ms >= where.died_after_ms)
-        and (where.died_before_ms is None or death.last_ms < where.died_before_ms)
-    )
-
-
-def _has_headers(where: Where, entry: Entry) -> bool:
-    if not where.headers:
-        return True
-    there = headers_of(entry) or {}
-    return all(name in there and there[name] == value for name, value in where.headers.items())
-
-
 def add_routes(router: Router, api: Api) -> Messages:
     messages = Messages(api)
     queue = "/api/v1/queues/{name}"
@@ -545,13 +380,9 @@ def add_routes(router: Router, api: Api) -> Messages:
         tag=tag,
         accepts=ACCEPTED,
     )
-    router.add("GET", f"{queue}/messages", messages.look, {200: Looked}, tag=tag)
     router.add("POST", f"{queue}/claim", messages.claim, {200: LeasedAll}, tag=tag)
     router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, tag=tag)
     router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, tag=tag)
-    router.add("POST", f"{queue}/purge", messages.purge, {200: Purged}, tag=tag)
-    router.add("POST", f"{queue}/move", messages.move, {200: Moved}, tag=tag)
-    router.add("POST", f"{queue}/redrive", messages.redrive, {200: Redriven}, tag=tag)
     return messages
 
 

@@ -6,6 +6,7 @@ from rookery.wire import (
     api_admin,
     api_cuts,
     api_groups,
+    api_letters,
     api_messages,
     api_plans,
     api_queues,
@@ -21,6 +22,7 @@ from rookery.wire.http_routes import Router
 def add_routes(router: Router, api: Api) -> None:
     api_queues.add_routes(router, api)
     messages = api_messages.add_routes(router, api)
+    api_letters.add_routes(router, api, messages)
     api_transactions.add_routes(router, api, messages)
     streams = api_streams.add_routes(router, api)
     api_records.add_routes(router, api)
