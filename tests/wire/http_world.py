@@ -43,7 +43,7 @@ class World:
         self.admin = self._client({"Authorization": f"Bearer {ADMIN}"})
 
     def _client(self, headers: dict[str, str]) -> httpx.Client:
-        client = httpx.Client(base_url=self.base, headers=headers, timeout=30, trust_env=False)
+        client = httpx.Client(base_url=self.base, headers=headers, timeout=30, trust_env=False, verify=False)
         self._clients.append(client)
         return client
 
