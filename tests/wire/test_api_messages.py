@@ -113,10 +113,21 @@ def test_a_wrong_message_refuses_the_batch(client: httpx.Client) -> None:
     refused(post(good, {"message": 1, "routing_key": "other"}), 400, "[1].routing_key")
     refused(post(), 400, "body")
     refused(post(*[good] * 10_001), 400, "body")
-    for bad in (b"[", b'[{"message": 1}', b'[{"message": 01}]', b'{"message": "\xff"}', b"[1]", b'"x"'):
+    for bad in (
+        b"[",
+        b'[{"message": 1}',
+        b'[{"message": 01}]',
+        b'{"message": "\xff"}',
+        b'[{"message": "\xff"}]',
+        b"[1]",
+        b'"x"',
+    ):
         headers = {"Content-Type": "application/json"}
         refused(client.post(f"{API}/queues/q/messages", content=bad, headers=headers), 400)
-    refused(client.post(f"{API}/queues/q/messages", content=b'{"message": 1}\n{', headers=LINES), 400)
+    deep = b'{"message": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    for bad in (b'{"message": 1}\n{', b'{"message": "\xff"}\n', b'{"message": 1}\n' + deep):
+        refused(client.post(f"{API}/queues/q/messages", content=bad, headers=LINES), 400)
+        refused(client.post(f"{API}/queues/q/messages", content=b"[" + bad.partition(b"\n")[2] + b"]"), 400)
     assert claim(client, "q") == []
 
 

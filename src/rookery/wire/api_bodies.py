@@ -33,6 +33,9 @@ from rookery.wire.rest_types import Short
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
 
+DEPTH_MIN: Final = 500
+"""JSON with no more brackets than this is not too deep for anybody."""
+
 JSON: Final = "application/json"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 EVENT: Final = "application/cloudevents+json"
@@ -225,10 +228,10 @@ def _json(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
     if not trace:
         try:
             plain = _plain.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             plain = None
         if plain is not None:
-            _decode(_any.decode, body)
+            _check(_any.decode, body)
             return Bodies([], [bytes(each.message) for each in _bounded(plain)])
     return _outgoing(_decode(_items.decode, body), now_ms, trace)
 
@@ -237,12 +240,23 @@ def _lines(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
     if not trace:
         try:
             plain = _plain_lines.decode_lines(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             plain = None
         if plain is not None:
-            _decode(_any.decode_lines, body)
+            _check(_any.decode_lines, body)
             return Bodies([], [bytes(each.message) for each in _bounded(plain)])
     return _outgoing(_decode(_item.decode_lines, body), now_ms, trace)
+
+
+def _check(decode: Callable[[bytes], Any], body: bytes) -> None:
+    """Refuse what was not looked into so far: bytes that are no UTF-8, and depths that few could read again."""
+    if body.count(b"[") + body.count(b"{") > DEPTH_MIN:
+        _decode(decode, body)
+    elif not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"the body is not JSON: {error}", argument="body") from None
 
 
 def _outgoing(items: list[Item], now_ms: int, trace: Mapping[str, str]) -> Bodies:
