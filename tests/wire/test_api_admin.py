@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ import pytest
 from tests.wire.api_client import API, ARROW, claim, ok, publish, refused
 from tests.wire.http_world import World, world
 
+JSON = "application/json"
+
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("admin")) as made:
+    with world(tmp_path_factory.mktemp("admin"), line_port=0) as made:
         yield made
 
 
@@ -242,6 +246,22 @@ def test_connections_are_listed_and_closed(web: World, client: httpx.Client, ten
     refused(client.delete(f"{API}/connections/{own['id']}"), 409, "id")
 
 
+def test_connections_of_the_line_protocol_are_listed_and_closed(web: World) -> None:
+    host, _, port = web.server.addresses["line"].rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as line, line.makefile("rb") as answers:
+        line.sendall(b"CREATE_QUEUE listed\r\n")
+        answers.readline()
+        rows = ok(web.admin.get(f"{API}/connections?limit=1000"))["connections"]
+        (shown,) = [row for row in rows if row["protocol"] == "line"]
+        assert (shown["peer"], shown["channels"]) == ("127.0.0.1", 0)
+        ok(web.admin.delete(f"{API}/connections/{shown['id']}"))
+        with contextlib.suppress(ConnectionResetError):
+            while answers.readline():
+                pass
+    rows = ok(web.admin.get(f"{API}/connections?limit=1000"))["connections"]
+    assert not [row for row in rows if row["protocol"] == "line"]
+
+
 # Rights
 
 
@@ -351,3 +371,15 @@ def test_tenants_do_not_meet(web: World) -> None:
         two.post(f"{API}/transactions", json={"settle": [{"lease": got["lease"]}]}),
     ]
     assert [answer.status_code for answer in unknown] == [404] * len(unknown)
+
+
+def test_the_document_says_what_bodies_and_queries_may_be(web: World) -> None:
+    paths = ok(web.client.get("/openapi.json"))["paths"]
+    kinds = {JSON, "application/x-ndjson", "application/cloudevents+json", "application/cloudevents-batch+json"}
+    kinds.add("application/octet-stream")
+    for path in ("queues/{name}/messages", "exchanges/{name}/messages", "streams/{name}/publish"):
+        assert set(paths[f"{API}/{path}"]["post"]["requestBody"]["content"]) == kinds
+    staged = paths[f"{API}/streams/{{name}}/stage"]["post"]["requestBody"]["content"]
+    assert set(staged) == {JSON, "application/x-ndjson", ARROW}
+    records = {row["name"] for row in paths[f"{API}/streams/{{name}}/records"]["get"]["parameters"]}
+    assert records == {"name", "partition", "from", "to", "limit", "columns", "routing_key", "wait"}
