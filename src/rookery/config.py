@@ -36,6 +36,7 @@ from rookery.config_kinds import (
     Level,
     Listeners,
     MoreBytes,
+    Networks,
     Origins,
     Port,
     RedisUrl,
@@ -154,6 +155,11 @@ class Settings:
         whole(0, 10**9),
         At("ROOKERY_RATE_LIMIT", "http.rate_limit", "requests per second per key, 0 for no limit"),
     ] = 0
+
+    webhook_allow: Annotated[
+        Networks,
+        At("ROOKERY_WEBHOOK_ALLOW", "webhooks.allow", "networks that every tenant's webhooks may call, public or not"),
+    ] = ()
 
     store_backend: Annotated[StoreBackend, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
     data_dir: Annotated[FilePath, At("ROOKERY_DATA_DIR", "store.data_dir", "directory of the journal")] = Path(

@@ -25,6 +25,8 @@ EventLoop = Literal["auto", "uvloop", "asyncio"]
 ClientCertificates = Literal["off", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 LISTENERS: Final = ("http", "https", "amqp", "amqps", "line", "lines")
 """What a listener is called, in the `listening` line of the log too."""
 
@@ -140,6 +142,10 @@ def _read_listeners(text: str) -> tuple[str, ...]:
     return names
 
 
+def _read_networks(text: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
 def _read_suffix(text: str) -> str:
     if len(text.encode()) > 64 or re.search(r"[\x00-\x20\x7f]", text):
         raise ValueError
@@ -158,6 +164,14 @@ Origins = Annotated[
 ]
 Listeners = Annotated[
     tuple[str, ...], Kind("names out of " + ", ".join(LISTENERS) + ", separated by commas", _read_listeners, ",".join)
+]
+Networks = Annotated[
+    tuple[Network, ...],
+    Kind(
+        "networks such as 10.0.0.0/8, separated by commas",
+        _read_networks,
+        lambda networks: ",".join(str(network) for network in networks),
+    ),
 ]
 Suffix = Annotated[str, Kind("at most 64 bytes without spaces", _read_suffix)]
 Seconds = Annotated[float, decimal(0, WEEK_SEC)]

@@ -75,6 +75,13 @@ class EmptyBody(InvalidArgument):
     code = "empty_body"
 
 
+class BadSignature(InvalidArgument):
+    """A webhook's call was not signed with the secret, or too long ago."""
+
+    code = "bad_signature"
+    http = 401
+
+
 # Things that are not there, or are there already
 
 

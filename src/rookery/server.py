@@ -195,6 +195,8 @@ class Server:
             # whoever reaches it needs to know no more than a verb: nobody from elsewhere, even if that is allowed
             host = LOOPBACK
         self.addresses[name] = await listener.open(host, port)
+        assert self._web is not None
+        self._web.own_ports.add(int(self.addresses[name].rpartition(":")[2]))
 
     # Certificates
 
@@ -227,8 +229,11 @@ class Server:
         if self._turns is not None and self._attendance is not None:
             for face in self._faces:
                 self._turns.run(lambda face=face: face.close_all("shutdown"))  # type: ignore[misc]
+            calls = asyncio.ensure_future(self._web.webhooks.close(patience)) if self._web is not None else None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._attendance.empty.wait(), patience)
+            if calls is not None:
+                await calls
             self.abort()
             self._turns.stop()
         if self._gate is not None:

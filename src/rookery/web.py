@@ -13,7 +13,20 @@ from rookery.core.access import Access
 from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig
 from rookery.limits import FailedLogins
-from rookery.wire import api_routes, http_openapi, push, rest_keys, rest_legacy, rest_ops, rest_s2, rest_topics
+from rookery.webhooks import new_secret
+from rookery.webhooks.addresses import Guard
+from rookery.webhooks.dispatcher import Dispatcher
+from rookery.wire import (
+    api_routes,
+    http_openapi,
+    push,
+    rest_keys,
+    rest_legacy,
+    rest_ops,
+    rest_s2,
+    rest_topics,
+    rest_webhooks,
+)
 from rookery.wire.api import Api
 from rookery.wire.http import HttpFace
 from rookery.wire.http_auth import Gatekeeper
@@ -66,7 +79,14 @@ class Web:
         operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
         rest_legacy.add_routes(self.router, self.rest, operations)
         rest_s2.add_routes(self.router, self.rest)
-        topics = rest_topics.Topics(self.rest, os.urandom)
+        # the ports of this server, which webhooks may not call; whoever opens them adds them
+        self.own_ports: set[int] = set()
+        guard = Guard(settings.webhook_allow, lambda: frozenset(self.own_ports))
+        self.webhooks = Dispatcher(turns, guard, log)
+        turns.on_tick.append(self.webhooks.tick)
+        hooks = rest_webhooks.Hooks(self.rest, self.webhooks, os.urandom, new_secret)
+        rest_webhooks.add_routes(self.router, hooks)
+        topics = rest_topics.Topics(self.rest, os.urandom, hooks)
         rest_topics.add_routes(self.router, topics)
         rest_keys.add_routes(self.router, self.rest)
         rest_ops.add_routes(self.router, operations)

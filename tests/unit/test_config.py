@@ -148,6 +148,7 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
         "guest": "off",
     }
     others |= {"insecure": "true", "store_backend": "memory", "sync": "interval", "backoff_strategy": "fixed"}
+    others |= {"webhook_allow": "10.0.0.0/8,fd00::/8"}
     others |= {"loop": "asyncio", "proxy_protocol": "amqp,https", "tls_min_version": "1.3", "tls_clients": "optional"}
     others |= {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
     others |= {"compression": "zlib"}

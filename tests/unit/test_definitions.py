@@ -64,6 +64,7 @@ def test_a_document_says_all_of_it(world: World) -> None:
     del tenant["limits"]
     assert tenant == {
         "name": "acme",
+        "webhooks": [],
         "face_defaults": {
             "http": {
                 "max_attempts": 9,

@@ -26,6 +26,7 @@ from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.stream import Stream
 from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant, kind_of
+from rookery.core.webhooks import Webhook
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.properties import Timestamp
 
@@ -79,6 +80,7 @@ class _Tenant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     queues: list[_Queue] = []
     streams: list[_Stream] = []
     bindings: list[_Binding] = []
+    webhooks: list[Webhook] = []
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -146,6 +148,7 @@ def _describe(tenant: Tenant, exclusive: bool) -> dict[str, Any]:
         ],
         "streams": [{"name": name, "settings": dict(tenant.streams[name].said)} for name in sorted(tenant.streams)],
         "bindings": [row for exchange in exchanges for row in _bindings(exchange, exclusive)],
+        "webhooks": [msgspec.to_builtins(hook) for _, hook in sorted(tenant.shard.webhooks.of(tenant.name).items())],
     }
 
 
@@ -230,6 +233,9 @@ def _declare(tenant: Tenant, wanted: _Tenant) -> None:
     for binding in wanted.bindings:
         target = target_of(tenant, binding.target_kind, binding.target)
         tenant.bind(binding.source, target, binding.key, table_of(binding.arguments))
+    _refuse_repeats("webhooks", (hook.id for hook in wanted.webhooks))
+    for hook in wanted.webhooks:
+        tenant.shard.webhooks.put(tenant.name, hook)
 
 
 def target_of(tenant: Tenant, kind: str, name: str) -> Queue | Stream | Exchange:

@@ -31,6 +31,7 @@ from rookery.core.staging import Staging
 from rookery.core.stream import Partition
 from rookery.core.topology import Tenant, Way, check_name
 from rookery.core.transactions import Transactions
+from rookery.core.webhooks import Webhooks
 from rookery.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -75,6 +76,7 @@ class Shard:
         self.streams_due_ms: i64 = NEVER
         self.staging = Staging(self)
         self.cuts = Cuts(self)
+        self.webhooks = Webhooks(self)
         self.events = Events(self)
         self.feeds: list[Feed] = []
         self.read_sealed: ReadSealed | None = None
@@ -215,6 +217,7 @@ class Shard:
             streams.delete(tenant, stream)
         self.transactions.forget_tenant(tenant)
         self.staging.forget_tenant(tenant)
+        self.webhooks.forget_tenant(name)
         del self.tenants[name]
         self.log.change("drop-tenant", name, {})
 

@@ -24,6 +24,7 @@ STREAMS = frozenset(
 )
 STAGING = frozenset({"chunk", "drop-chunk", "commit-staged", "spool"})
 CUTS = frozenset({"cut", "ack-cuts", "drop-cuts"})
+WEBHOOKS = frozenset({"webhook", "drop-webhook"})
 ACCESS = frozenset({"key", "drop-key", "user", "drop-user", "drop-access", "access"})
 
 
@@ -160,6 +161,8 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
         shard.staging.replay(operation, tenant, row)
     elif operation in CUTS:
         shard.cuts.replay(operation, tenant.name, row)
+    elif operation in WEBHOOKS:
+        shard.webhooks.replay(row)
     elif operation in STREAMS:
         _replay_stream(shard, tenant, row)
     elif operation == "drop-policy":

@@ -273,6 +273,9 @@ class Admin:
             limits = row.get("limits") or {}
             if not isinstance(limits, dict) or any(now.get(limit) != value for limit, value in limits.items()):
                 raise AccessRefused("limits are changed by admins")
+            hooks = row.get("webhooks") or []
+            if not isinstance(hooks, list) or any(not isinstance(hook, dict) or hook.get("private") for hook in hooks):
+                raise AccessRefused("webhooks whose endpoints may be private are loaded by admins")
 
     # Connections
 

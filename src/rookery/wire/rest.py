@@ -99,10 +99,14 @@ class Rest:
         suffix = self.options.dlq_suffix
         if suffix and name.endswith(suffix) and name != suffix:
             face = "dead-letter"
+        self.heed_defaults(tenant)
+        return tenant.declare_queue(name, settings, face)
+
+    def heed_defaults(self, tenant: Tenant) -> None:
+        """Let the tenant have the defaults that the settings give to each face."""
         for each, defaults in self.options.face_defaults.items():
             if tenant.face_defaults.get(each, FACES[each]) != {**FACES[each], **defaults}:
                 tenant.set_face_defaults(each, defaults)
-        return tenant.declare_queue(name, settings, face)
 
     # Publishing
 

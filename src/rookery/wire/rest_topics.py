@@ -1,4 +1,4 @@
-"""Topics under /api/v1: exchanges of kind topic, with subscriptions that are pulled from.
+"""Topics under /api/v1: exchanges of kind topic, with subscriptions that are pulled from, or POSTed to an endpoint.
 
 A subscription is a queue `<topic>.sub.<id>` bound to the topic; the binding names who made it, so that a pull without
 `subscription` finds the caller's own.
@@ -14,6 +14,7 @@ from rookery.core.credentials import base64url
 from rookery.core.queue import Queue
 from rookery.core.snapshots import exchange_stats
 from rookery.core.topology import Exchange, Tenant
+from rookery.core.webhooks import Format
 from rookery.errors import Conflict, InvalidArgument, NotFound
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
@@ -21,6 +22,7 @@ from rookery.wire.http_trace import carry
 from rookery.wire.rest import Rest, Sending
 from rookery.wire.rest_s2 import FACE, Deliveries, Delivery, Nack, Nothing, Published, Pulling, Settled, Tag
 from rookery.wire.rest_types import Many, Name, Short, WaitSeconds
+from rookery.wire.rest_webhooks import Calling, Concurrency, Endpoint, Hooks, Secret, TimeoutMs
 
 OWNER: Final = "x-subscriber"
 ID_BYTES: Final = 9
@@ -32,18 +34,39 @@ class TopicMade(msgspec.Struct):
 
 
 class Subscribing(msgspec.Struct, forbid_unknown_fields=True):
-    """`routing_key` is a pattern: `*` is one word, `#` any number of words."""
+    """`routing_key` is a pattern: `*` is one word, `#` any number of words. With an `endpoint` the messages are POSTed
+    there (mode `webhook`); what else can be said then is as for a webhook of a queue.
+    """
 
     routing_key: Short = "#"
-    mode: Literal["pull"] = "pull"
+    mode: Literal["pull", "webhook"] | None = None
+    endpoint: Endpoint | None = None
+    secret: Secret | None = None
+    format: Format = "raw"
+    concurrency: Concurrency = 8
+    timeout_ms: TimeoutMs = 15_000
+
+    def calling(self) -> Calling | None:
+        """What is said of a webhook, if one is meant."""
+        if self.endpoint is None and self.mode == "webhook":
+            raise InvalidArgument("a webhook needs an endpoint", argument="endpoint")
+        if self.endpoint is None:
+            return None
+        if self.mode == "pull":
+            raise InvalidArgument("what is pulled needs no endpoint", argument="endpoint")
+        return Calling(self.endpoint, self.secret, self.format, self.concurrency, self.timeout_ms)
 
 
-class Subscription(msgspec.Struct):
+class Subscription(msgspec.Struct, omit_defaults=True):
+    """`endpoint` is a webhook's; its `secret` is shown only when it is made."""
+
     subscription_id: str
     topic: str
     queue: str
     mode: str
     routing_key: str
+    endpoint: str | None = None
+    secret: str | None = None
 
 
 class SubscriptionList(msgspec.Struct):
@@ -72,8 +95,9 @@ def show_stats(exchange: Exchange) -> TopicStats:
 class Topics:
     """The routes."""
 
-    def __init__(self, rest: Rest, random_bytes: Any) -> None:
+    def __init__(self, rest: Rest, random_bytes: Any, hooks: Hooks) -> None:
         self._rest = rest
+        self._hooks = hooks
         self._random_bytes = random_bytes
         self._pulling = Pulling(rest)
 
@@ -99,32 +123,50 @@ class Topics:
         return Answer(200 if repeat else 201, Published(rest.shard.ids.uuid(number), repeat))
 
     def subscribe(self, call: Call, name: Name, body: Subscribing) -> Subscription:
-        """Subscribe to a topic; messages from now on that match the pattern wait to be pulled."""
+        """Subscribe to a topic; messages from now on that match the pattern wait to be pulled, or are POSTed."""
         tenant = self._rest.tenant(call)
+        calling = body.calling()
         self.topic(call, name, "read")
         subscription_id = base64url(self._random_bytes(ID_BYTES))
         target = queue_name(name, subscription_id)
         call.principal.require("configure", target)
+        hook = None
+        if calling is not None:
+            more = {"id": subscription_id, "routing_key": body.routing_key}
+            hook = self._hooks.define(call, "topic", name, calling, **more)
         queue, _ = self._rest.declare(tenant, target, {}, FACE)
         try:
             tenant.bind(name, queue, body.routing_key, {OWNER: call.principal.name})
+            if hook is not None:
+                self._hooks.begin(call, hook)
         except Exception:
             tenant.delete(queue, "deleted")
             raise
         call.lasting()
-        return Subscription(subscription_id, name, target, "pull", body.routing_key)
+        made = Subscription(subscription_id, name, target, "pull", body.routing_key)
+        if hook is not None:
+            made.mode, made.endpoint, made.secret = "webhook", hook.endpoint, hook.secret
+        return made
 
     def subscriptions(self, call: Call, name: Name) -> SubscriptionList:
         """The subscriptions of a topic."""
         call.principal.require("read", name, kind="topic")
         tenant = self._rest.tenant(call)
-        return SubscriptionList([found for found, _ in _subscriptions(tenant, name)])
+        found = [subscription for subscription, _ in _subscriptions(tenant, name)]
+        hooks = self._hooks.of(call)
+        for subscription in found:
+            hook = hooks.get(subscription.subscription_id)
+            if hook is not None:
+                subscription.mode, subscription.endpoint = "webhook", hook.endpoint
+        return SubscriptionList(found)
 
     def unsubscribe(self, call: Call, name: Name, id: str) -> Settled:
         """End a subscription; what waits in it is gone."""
         call.principal.require("configure", queue_name(name, id))
         tenant = self._rest.tenant(call)
-        tenant.delete(self.queue_of(tenant, name, id), "deleted")
+        queue = self.queue_of(tenant, name, id)
+        self._hooks.end(call, id)
+        tenant.delete(queue, "deleted")
         call.lasting()
         return Settled("ok")
 
@@ -171,7 +213,8 @@ class Topics:
         if id:
             return self.queue_of(tenant, topic, id)
         owner = call.principal.name
-        own = [queue for _, queue in _subscriptions(tenant, topic, owner)]
+        hooks = self._hooks.of(call)
+        own = [queue for found, queue in _subscriptions(tenant, topic, owner) if found.subscription_id not in hooks]
         if not own:
             raise NotFound(f"user '{owner}' has no subscription to topic '{topic}'", argument="subscription")
         if len(own) > 1:
