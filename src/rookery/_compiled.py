@@ -52,6 +52,9 @@ HOT_MODULES: Final = (
     "rookery.wire.http_call",
     "rookery.wire.http_routes",
     "rookery.wire.http",
+    "rookery.wire.line_consumer",
+    "rookery.wire.line_commands",
+    "rookery.wire.line",
 )
 
 _PACKAGE = Path(__file__).parent
