@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import subprocess
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -53,13 +54,13 @@ def write(sections: Sequence[Section], modes: Sequence[Compared], servers: str, 
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise SystemExit(f"{PAGE} has no place for the report")
-    parts = [_facts(servers, arguments)]
+    parts = [_wrapped(_facts(servers, arguments))]
     if modes:
         PLOT.parent.mkdir(exist_ok=True)
         PLOT.write_text(plot(modes))
         parts.append("![CPU per message of RabbitMQ and Rookery, by mode](img/amqp.svg)")
     for section in sections:
-        parts += [f"### {section.title}", " ".join(section.how.split()), _markdown(section.head, section.rows)]
+        parts += [f"### {section.title}", _wrapped(section.how), _markdown(section.head, section.rows)]
     parts.append("In every run each message came once and in its publisher's order.")
     PAGE.write_text(before + mark + "\n\n" + "\n\n".join(parts) + "\n\n" + end + after)
     print(f"written: {PAGE.relative_to(ROOT)}, {PLOT.relative_to(ROOT)}")
@@ -74,6 +75,10 @@ def _facts(servers: str, arguments: Sequence[str]) -> str:
         f"{platform.release().partition('-')[0]}, {os.cpu_count()} cores with a load of {load:.0f} from neighbours and "
         f"the run itself. Again: `bench/run {' '.join(['amqp', *arguments])}`."
     )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -112,12 +117,13 @@ def plot(modes: Sequence[Compared]) -> str:
         y = _TOP + 6 + _ROW * i
         out.append(f'<text x="{_LEFT - 10}" y="{y + 18}" text-anchor="end" font-size="13">{escape(mode.said)}</text>')
         for j, server in enumerate(("rabbitmq", "rookery")):
-            end = x(cpu[server])
             out.append(
-                f'<rect x="{_LEFT}" y="{y + 14 * j}" width="{max(1.0, end - _LEFT):.1f}" height="12" '
+                f'<rect x="{_LEFT}" y="{y + 14 * j}" width="{x(cpu[server]) - _LEFT:.1f}" height="12" '
                 f'fill="{_COLOURS[server]}"/>'
             )
-            out.append(f'<text x="{end + 5:.1f}" y="{y + 14 * j + 11}" font-size="11">{number(cpu[server])}</text>')
+            ink = "#ffffff" if server == "rookery" else "#222222"
+            label = number(cpu[server])
+            out.append(f'<text x="{_LEFT + 5}" y="{y + 14 * j + 10}" font-size="11" fill="{ink}">{label}</text>')
         aim = f"{x(cpu['rabbitmq'] * mode.aim):.1f}"
         out.append(
             f'<line x1="{aim}" y1="{y + 12}" x2="{aim}" y2="{y + 28}" stroke="{_COLOURS["aim"]}" stroke-width="2"/>'
