@@ -199,9 +199,9 @@ STREAMS_BUGS = (
         "    return int(partition.offset_at(stamp)) + 4",
     ),
     _bug(
-        "what was let go of is forgotten to be gone",
+        "what was let go of is forgotten at a restart",
         "store/changes.py",
-        "        tail = max(tail, first) if not partition.files else tail",
-        "        tail = max(tail, first)",
+        '        first = row["first"]\n',
+        '        first = max(first, 0 if gone else row["first"])\n',
     ),
 )
