@@ -191,7 +191,7 @@ class Settings:
             "events.rate",
             "messages a second whose lives the stream rookery.events tells, more are sampled; 0 for none",
         ),
-    ] = 1_000
+    ] = 100
 
     visibility_timeout_sec: Annotated[
         LeaseSeconds,

@@ -34,7 +34,7 @@ SYSTEM: Final = "rookery"
 STREAM: Final = "rookery.events"
 SCHEMA_VERSION: Final = 1
 
-RATE_MAX: Final = 1_000
+RATE_MAX: Final = 100
 """Messages told of a second, on average; more than that are sampled."""
 
 POWER_MAX: Final[i64] = 30
