@@ -435,6 +435,22 @@ class Unauthenticated(RookeryError):
     mqtt = 0x86
 
 
+# Spark
+
+
+class SparkUnavailable(RookeryError):
+    """Spark, or the Java that it needs, is not there; the message says what to install."""
+
+    code = "spark_unavailable"
+
+
+class BrokerUnreachable(RookeryError, ConnectionError):
+    """No broker answered at the endpoints given, however often it was tried."""
+
+    code = "broker_unreachable"
+    http = 503
+
+
 # Storage
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.interop.server import ServerProcess, serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 AMQPLIB = "amqplib@2"
 INSTALL_SEC = 120
@@ -42,3 +47,16 @@ def amqplib(need_program: Callable[[str], str]) -> Path:
                 pytest.fail(message)
             pytest.skip(message)
     return modules
+
+
+@pytest.fixture(scope="session")
+def spark(need_program: Callable[[str], str]) -> Iterator[SparkSession]:
+    """One session for all tests of the connector: starting one takes longer than most of them."""
+    need_program("java")
+    import rookery.spark
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = rookery.spark.session("local[2]", profile="test")
+    yield made
+    made.stop()

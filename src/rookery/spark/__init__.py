@@ -1,0 +1,13 @@
+"""Spark reads streams and queues as tables, each record exactly once.
+
+    spark = rookery.spark.session()
+    orders = spark.readStream.format("rookery").option("endpoint", url).option("subscribe", "orders").load()
+
+Nothing of the broker imports this package, and importing it does not import pyspark.
+"""
+
+from __future__ import annotations
+
+from rookery.spark.session import session
+
+__all__ = ["session"]

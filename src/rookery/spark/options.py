@@ -1,0 +1,276 @@
+"""The options of `format("rookery")`: texts in, typed values out, or an error that names the option.
+
+Names are those of Spark's Kafka source where the meaning is the same, and their case does not matter, as in Spark.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rookery.errors import InvalidArgument
+from rookery.spark.offsets import EARLIEST, LATEST, Positions, positions_of
+
+CONNECTION: Final = ("endpoint", "token", "tokenEnv", "tlsCaFile", "fetchTimeoutMs", "retries")
+SOURCE: Final = (
+    *CONNECTION,
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "queue",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxRecordsPerTask",
+    "failOnDataLoss",
+    "includeHeaders",
+    "columns",
+    "routingKey",
+    "consumerGroup",
+)
+
+OF_SPARK: Final = frozenset(
+    {
+        "path",
+        "checkpointlocation",
+        "serialization.format",
+        # the properties that every table of SQL has
+        "provider",
+        "owner",
+        "location",
+        "external",
+        "is_managed_location",
+        "comment",
+        "collation",
+    }
+)
+"""What Spark itself hands on with the options of a source."""
+
+OF_TABLES: Final = "option."
+"""What stands before the names of the options of a table of SQL."""
+
+ROWS_PER_TRIGGER: Final = 1_000_000
+BYTES_PER_TRIGGER: Final = 256 << 20
+ROWS_PER_TASK: Final = 200_000
+TIMEOUT_MS: Final = 30_000
+RETRIES: Final = 5
+
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the broker is, and what it is told about the caller."""
+
+    endpoints: tuple[str, ...]
+    token: str = field(default="", repr=False)
+    ca_file: str = ""
+    timeout_sec: float = TIMEOUT_MS / 1000
+    retries: int = RETRIES
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What is read, from where to where, and how much at once. Exactly one of the first four says what."""
+
+    connection: Connection
+    streams: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    queue: str = ""
+    starting: str | Positions | None = None
+    ending: str | Positions | None = None
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    rows_per_trigger: int = ROWS_PER_TRIGGER
+    bytes_per_trigger: int = BYTES_PER_TRIGGER
+    tasks_min: int = 0
+    rows_per_task: int = ROWS_PER_TASK
+    fail_on_data_loss: bool = True
+    include_headers: bool = True
+    columns: tuple[str, ...] = ()
+    routing_key: str = ""
+    group: str = ""
+
+
+class Given:
+    """Options as they were given, each read once by its name."""
+
+    def __init__(self, said: Mapping[str, str], known: tuple[str, ...]) -> None:
+        lower = {name.lower(): name for name in known}
+        self._said = {}
+        for name, value in sorted(said.items(), key=lambda pair: not pair[0].startswith(OF_TABLES)):
+            name = name.removeprefix(OF_TABLES)
+            if name.lower() in OF_SPARK:
+                continue
+            if name.lower() not in lower:
+                near = difflib.get_close_matches(name.lower(), lower, 1, 0.6)
+                hint = f"; did you mean {lower[near[0]]}?" if near else f"; there are {', '.join(known)}"
+                raise InvalidArgument(f"unknown option {name!r}{hint}", argument=name)
+            self._said[lower[name.lower()]] = value
+
+    def has(self, name: str) -> bool:
+        return name in self._said
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self._said.get(name)
+        if value is None:
+            return default
+        if not value.strip():
+            raise InvalidArgument(f"{name} is empty", argument=name)
+        return value.strip()
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Names divided by commas, each once."""
+        if not self.has(name):
+            return ()
+        found = [part.strip() for part in self.text(name).split(",")]
+        if not all(found):
+            raise InvalidArgument(f"{name} has an empty name in it: {self._said[name]!r}", argument=name)
+        return tuple(dict.fromkeys(found))
+
+    def number(self, name: str, default: int, smallest: int, largest: int) -> int:
+        if not self.has(name):
+            return default
+        found = re.fullmatch(r"(\d{1,18})\s*([kmg]?)b?", self.text(name).lower())
+        value = int(found[1]) * _UNITS[found[2]] if found else -1
+        if not smallest <= value <= largest:
+            raise InvalidArgument(
+                f"{name} must be a number from {smallest} to {largest}, not {self._said[name]!r}", argument=name
+            )
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.text(name, str(default)).lower()
+        if value not in ("true", "false"):
+            raise InvalidArgument(f"{name} must be true or false, not {value!r}", argument=name)
+        return value == "true"
+
+    def parsed(self, name: str, parse: Callable[[str], Any]) -> Any:
+        """What `parse` makes of an option, None when it was not given."""
+        if not self.has(name):
+            return None
+        try:
+            return parse(self.text(name))
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise InvalidArgument(f"{name}: {error}", argument=name) from None
+
+    def one_of(self, *names: str, needed: bool) -> None:
+        said = [name for name in names if self.has(name)]
+        if len(said) > 1:
+            raise InvalidArgument(f"{' and '.join(said)} exclude each other", argument=said[1])
+        if needed and not said:
+            raise InvalidArgument(f"one of {', '.join(names)} is needed", argument=names[0])
+
+
+def source_options(said: Mapping[str, str]) -> SourceOptions:
+    """Read the options of a source."""
+    given = Given(said, SOURCE)
+    given.one_of("subscribe", "subscribePattern", "assign", "queue", needed=True)
+    given.one_of("startingOffsets", "startingTimestamp", needed=False)
+    given.one_of("endingOffsets", "endingTimestamp", needed=False)
+    if given.has("queue"):
+        for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "routingKey"):
+            if given.has(name):
+                raise InvalidArgument(f"a queue has no {name}: it is read from its head", argument=name)
+    return SourceOptions(
+        connection=_connection(given),
+        streams=given.texts("subscribe"),
+        pattern=given.parsed("subscribePattern", _pattern) or "",
+        assigned=given.parsed("assign", _assigned) or {},
+        queue=given.text("queue"),
+        starting=given.parsed("startingOffsets", _offsets),
+        ending=given.parsed("endingOffsets", _ending),
+        starting_ms=given.parsed("startingTimestamp", _time_ms),
+        ending_ms=given.parsed("endingTimestamp", _time_ms),
+        rows_per_trigger=given.number("maxOffsetsPerTrigger", ROWS_PER_TRIGGER, 1, 1 << 53),
+        bytes_per_trigger=given.number("maxBytesPerTrigger", BYTES_PER_TRIGGER, 1, 1 << 53),
+        tasks_min=given.number("minPartitions", 0, 1, 100_000),
+        rows_per_task=given.number("maxRecordsPerTask", ROWS_PER_TASK, 1, 1 << 53),
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        include_headers=given.flag("includeHeaders", True),
+        columns=given.texts("columns"),
+        routing_key=given.text("routingKey"),
+        group=given.text("consumerGroup"),
+    )
+
+
+def _connection(given: Given) -> Connection:
+    given.one_of("token", "tokenEnv", needed=False)
+    given.one_of("endpoint", needed=True)
+    endpoints = given.texts("endpoint")
+    for endpoint in endpoints:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise InvalidArgument(f"endpoint must be like http://host:8080, not {endpoint!r}", argument="endpoint")
+    token = given.text("token")
+    if given.has("tokenEnv"):
+        variable = given.text("tokenEnv")
+        token = os.environ.get(variable, "")
+        if not token:
+            raise InvalidArgument(f"tokenEnv: the variable {variable} of the driver is not set", argument="tokenEnv")
+    return Connection(
+        tuple(endpoint.rstrip("/") for endpoint in endpoints),
+        token,
+        given.text("tlsCaFile"),
+        given.number("fetchTimeoutMs", TIMEOUT_MS, 1, 86_400_000) / 1000,
+        given.number("retries", RETRIES, 0, 1_000),
+    )
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression: {error}") from None
+    return value
+
+
+def _assigned(value: str) -> dict[str, tuple[int, ...]]:
+    found = msgspec.json.decode(value, type=dict[str, list[int]])
+    if not found or not all(found.values()):
+        raise ValueError('name streams and their partitions, such as {"orders":[0,1]}')
+    return {stream: tuple(dict.fromkeys(partitions)) for stream, partitions in found.items()}
+
+
+def _offsets(value: str) -> str | Positions:
+    if value.lower() in (EARLIEST, LATEST):
+        return value.lower()
+    try:
+        return positions_of(msgspec.json.decode(value, type=dict[str, dict[str, int]]))
+    except msgspec.DecodeError:
+        raise ValueError(
+            f'must be earliest, latest or JSON such as {{"orders":{{"0":23,"1":-2}}}} '
+            f"(-2 is earliest, -1 latest), not {value!r}"
+        ) from None
+
+
+def _ending(value: str) -> str | Positions:
+    found = _offsets(value)
+    if found == EARLIEST or (isinstance(found, dict) and -2 in found.values()):
+        raise ValueError("a read cannot end at the earliest offset")
+    return found
+
+
+def _time_ms(value: str) -> int:
+    if re.fullmatch(r"\d{1,16}", value):
+        return int(value)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"must be a time such as 2026-01-31T12:00:00Z or milliseconds, not {value!r}") from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return round(found.timestamp() * 1000)

@@ -1,0 +1,144 @@
+"""`format("rookery")`: streams as tables, read once or as they grow.
+
+Spark writes down where each micro-batch ends before it runs, and runs that range again until it is done; a range of a
+stream is always the same records. So reading is exactly-once wherever writing is.
+
+A stream reader tells its consumer group how far the query has come. Spark calls `latestOffset(start)` only when the
+batch that ended at `start` is in its commit log, also after the last batch, for which it never calls `commit`: so it is
+there that progress is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from rookery.errors import InvalidArgument, OffsetOutOfRange
+from rookery.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    Bounds,
+    Place,
+    Positions,
+    advance,
+    as_json,
+    positions_of,
+    rows_within,
+)
+from rookery.spark.options import SourceOptions, source_options
+from rookery.spark.queue_source import QueueReader
+from rookery.spark.reading import StreamTable, mirror
+from rookery.spark.schema import table_schema
+
+
+class RookeryDataSource(DataSource):
+    """What Spark finds under the name `rookery`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rookery"
+
+    def schema(self) -> StructType:
+        options = source_options(self.options)
+        return table_schema(options.columns, options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = source_options(self.options)
+        if options.queue:
+            raise InvalidArgument("a queue is read by spark.readStream: what is read leaves it", argument="queue")
+        return BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        options = source_options(self.options)
+        for value, name in ((options.ending, "endingOffsets"), (options.ending_ms, "endingTimestamp")):
+            if value is not None:
+                raise InvalidArgument(f"a stream has no end: {name} is for spark.read", argument=name)
+        return QueueReader(options, schema) if options.queue else StreamReader(options, schema)
+
+
+class BatchReader(DataSourceReader):
+    """Everything between two positions, once."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._table = StreamTable(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        table = self._table
+        bounds = table.bounds()
+        start = table.start(bounds, EARLIEST)
+        return list(table.tasks(start, table.stop(bounds, LATEST), bounds))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._table.read(partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streams as they grow. One object lives on the driver as long as the query; copies of it read on executors."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._table = StreamTable(options, schema)
+        self._target: Positions | None = None
+        self._told: Positions = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        return as_json(self._table.start(self._table.bounds(), LATEST))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        self._target = {place: each.end for place, each in self._table.bounds().items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        return ReadMaxRows(self._options.rows_per_trigger)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
+        begun = positions_of(start)
+        self._tell(begun)
+        bounds = self._table.bounds()
+        if self._target is not None:
+            bounds = {place: each for place, each in bounds.items() if place in self._target}
+        _check_kept(begun, bounds)
+        # what has come since is read from its beginning
+        begun = {place: each.first for place, each in bounds.items()} | begun
+        ends = {place: each.end for place, each in bounds.items()}
+        if self._target is not None:
+            ends = {place: min(end, self._target[place]) for place, end in ends.items()}
+        rows = sum(max(0, end - begun[place]) for place, end in ends.items())
+        if not isinstance(limit, ReadAllAvailable):
+            rows = rows_within(self._options.bytes_per_trigger, begun, bounds)
+        if isinstance(limit, ReadMaxRows):
+            rows = min(rows, limit.max_rows)
+        return as_json(advance(begun, ends, rows))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        return as_json({place: each.end for place, each in self._table.bounds().items()})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return list(self._table.tasks(positions_of(start), positions_of(end), self._table.bounds()))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._table.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._tell(positions_of(end))
+
+    def _tell(self, positions: Positions) -> None:
+        group = self._options.group
+        if group and positions != self._told and mirror(self._table.client, group, positions):
+            self._told = positions
+
+
+def _check_kept(positions: Positions, bounds: Mapping[Place, Bounds]) -> None:
+    """Raise for a stream that ends before what was read of it: under its name there is another one now."""
+    for (stream, partition), offset in positions.items():
+        each = bounds.get((stream, partition))
+        if each is not None and each.end < offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} of partition {partition} of stream {stream!r} was read, but it ends at {each.end}: "
+                "the stream was made anew, and the query needs a new checkpoint",
+                argument="checkpointLocation",
+            )

