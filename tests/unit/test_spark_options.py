@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rookery.errors import InvalidArgument
-from rookery.spark.options import source_options
+from rookery.spark.options import sink_options, source_options
 
 HERE = {"endpoint": "http://localhost:8080"}
 ORDERS = {**HERE, "subscribe": "orders"}
@@ -104,3 +104,14 @@ def test_a_token_comes_from_a_variable_and_is_not_shown(monkeypatch: pytest.Monk
     found = source_options({**ORDERS, "tokenEnv": "BROKER_TOKEN"})
     assert found.connection.token == "s3cret"
     assert "s3cret" not in repr(found)
+
+
+def test_a_sink_has_one_target_and_one_name() -> None:
+    found = sink_options({**HERE, "topic": "out", "jobId": "j1", "maxBatchBytes": "1m"})
+    assert (found.topic, found.job, found.batch_bytes) == ("out", "j1", 1 << 20)
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        sink_options({**HERE, "topic": "a", "queue": "b"})
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        sink_options({**HERE, "producerId": "a", "jobId": "b"})
+    with pytest.raises(InvalidArgument, match="unknown option 'subscribe'"):
+        sink_options(ORDERS)

@@ -1,4 +1,4 @@
-"""Spark reads streams and queues as tables, each record exactly once.
+"""Spark reads streams and queues as tables, and writes to streams, exchanges and queues, each row exactly once.
 
     spark = rookery.spark.session()
     orders = spark.readStream.format("rookery").option("endpoint", url).option("subscribe", "orders").load()

@@ -40,6 +40,7 @@ SOURCE: Final = (
     "routingKey",
     "consumerGroup",
 )
+SINK: Final = (*CONNECTION, "topic", "stream", "exchange", "queue", "producerId", "jobId", "maxBatchBytes")
 
 OF_SPARK: Final = frozenset(
     {
@@ -56,7 +57,7 @@ OF_SPARK: Final = frozenset(
         "collation",
     }
 )
-"""What Spark itself hands on with the options of a source."""
+"""What Spark itself hands on with the options of a source or sink."""
 
 OF_TABLES: Final = "option."
 """What stands before the names of the options of a table of SQL."""
@@ -64,6 +65,7 @@ OF_TABLES: Final = "option."
 ROWS_PER_TRIGGER: Final = 1_000_000
 BYTES_PER_TRIGGER: Final = 256 << 20
 ROWS_PER_TASK: Final = 200_000
+BATCH_BYTES: Final = 4 << 20
 TIMEOUT_MS: Final = 30_000
 RETRIES: Final = 5
 
@@ -103,6 +105,20 @@ class SourceOptions:
     columns: tuple[str, ...] = ()
     routing_key: str = ""
     group: str = ""
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """Where rows go: at most one of the first four, without any of them the column `topic` says it for each row."""
+
+    connection: Connection
+    topic: str = ""
+    stream: str = ""
+    exchange: str = ""
+    queue: str = ""
+    producer: str = ""
+    job: str = ""
+    batch_bytes: int = BATCH_BYTES
 
 
 class Given:
@@ -204,6 +220,23 @@ def source_options(said: Mapping[str, str]) -> SourceOptions:
         columns=given.texts("columns"),
         routing_key=given.text("routingKey"),
         group=given.text("consumerGroup"),
+    )
+
+
+def sink_options(said: Mapping[str, str]) -> SinkOptions:
+    """Read the options of a sink."""
+    given = Given(said, SINK)
+    given.one_of("topic", "stream", "exchange", "queue", needed=False)
+    given.one_of("producerId", "jobId", needed=False)
+    return SinkOptions(
+        connection=_connection(given),
+        topic=given.text("topic"),
+        stream=given.text("stream"),
+        exchange=given.text("exchange"),
+        queue=given.text("queue"),
+        producer=given.text("producerId"),
+        job=given.text("jobId"),
+        batch_bytes=given.number("maxBatchBytes", BATCH_BYTES, 1 << 10, 1 << 30),
     )
 
 

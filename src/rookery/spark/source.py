@@ -14,7 +14,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -30,10 +37,11 @@ from rookery.spark.offsets import (
     positions_of,
     rows_within,
 )
-from rookery.spark.options import SourceOptions, source_options
+from rookery.spark.options import SourceOptions, sink_options, source_options
 from rookery.spark.queue_source import QueueReader
 from rookery.spark.reading import StreamTable, mirror
 from rookery.spark.schema import table_schema
+from rookery.spark.sink import BatchSink, StreamSink
 
 
 class RookeryDataSource(DataSource):
@@ -59,6 +67,12 @@ class RookeryDataSource(DataSource):
             if value is not None:
                 raise InvalidArgument(f"a stream has no end: {name} is for spark.read", argument=name)
         return QueueReader(options, schema) if options.queue else StreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchSink(sink_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  Spark's name
+        return StreamSink(sink_options(self.options), schema, overwrite)
 
 
 class BatchReader(DataSourceReader):
