@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,9 @@ settings.register_profile(
 )
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2000, stateful_step_count=200)
 settings.load_profile("long" if LONG else "ci")
+
+# One JVM serves all tests of Spark in a process, and keeps the environment of the test that started it.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 # Where Debian puts servers that are not on an ordinary user's PATH.
 _SERVER_DIRS = ("/usr/local/sbin", "/usr/sbin", "/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin")))
