@@ -556,7 +556,12 @@ def records(web: World, *bodies: bytes) -> None:
         for body in bodies:
             shard.publish(tenant, "", "s", properties.encode(Properties()), body)
 
+    def shown(server: Any) -> bool:
+        parts = server.engine.shard.tenants["default"].streams["s"].partitions
+        return all(part.visible == part.end for part in parts)
+
     web.inside(append)
+    until(lambda: web.inside(shown))
 
 
 def test_a_stream_s_records_are_posted_from_now_on_and_on_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:
