@@ -8,30 +8,37 @@ with rookery.Broker() as broker:
     for delivery in jobs.claim(10):
         print(delivery.data)
         delivery.ack()
+
+A name is imported when it is first asked for: `rookery --help` needs no broker.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from rookery import errors
 from rookery._compiled import compiled
-from rookery.clock import ManualClock, SystemClock
-from rookery.embed import (
-    HIGH,
-    HIGHEST,
-    LOW,
-    LOWEST,
-    NORMAL,
-    AsyncBroker,
-    AsyncDelivery,
-    Broker,
-    Config,
-    Delivery,
-    Message,
-    Observation,
-    Record,
-    SubOptions,
-)
 from rookery.errors import Reject, RookeryError
+
+if TYPE_CHECKING:
+    from rookery.clock import ManualClock, SystemClock
+    from rookery.embed import (
+        HIGH,
+        HIGHEST,
+        LOW,
+        LOWEST,
+        NORMAL,
+        AsyncBroker,
+        AsyncDelivery,
+        Broker,
+        Config,
+        Delivery,
+        Message,
+        Observation,
+        Record,
+        SubOptions,
+    )
 
 __version__ = "0.1.0"
 
@@ -58,3 +65,20 @@ __all__ = [
     "compiled",
     "errors",
 ]
+
+_HOMES: Final = {"ManualClock": "rookery.clock", "SystemClock": "rookery.clock"}
+"""Where names are that are not in `rookery.embed`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("clock", "embed"):
+        return import_module(f"rookery.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "rookery.embed")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
