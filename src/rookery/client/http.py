@@ -1,0 +1,131 @@
+"""HTTP/1.1 from the asking side, without I/O: a request as bytes, and the answer that bytes are fed to."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import httptools
+
+from rookery.client.address import Address
+from rookery.errors import InvalidArgument
+
+HEAD_MAX_BYTES: Final = 64 * 1024
+
+
+class BrokenAnswer(http.client.HTTPException, OSError):
+    """What came is no answer, or not the whole of one: as when the connection breaks."""
+
+
+class Request:
+    """A request that can be sent to any endpoint, and again."""
+
+    __slots__ = ("body", "headers", "method", "target")
+
+    def __init__(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
+        for name, value in headers.items():
+            if not (name.isascii() and value.isascii() and name.isprintable() and value.isprintable()):
+                raise InvalidArgument(f"header {name!r} must be of printable ASCII characters", argument="headers")
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    def encode(self, address: Address) -> bytes:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        lines = f"{self.method} {address.path}{self.target} HTTP/1.1\r\nHost: {host}:{address.port}\r\n"
+        if address.credential:
+            lines += f"Authorization: {address.credential}\r\n"
+        for name, value in self.headers.items():
+            lines += f"{name}: {value}\r\n"
+        if self.body or self.method not in ("GET", "DELETE", "HEAD"):
+            lines += f"Content-Length: {len(self.body)}\r\n"
+        return f"{lines}\r\n".encode("ascii") + self.body
+
+
+class Incoming:
+    """An answer as it comes: `feed` it until it is `done`; `take` what of its content is there."""
+
+    __slots__ = ("_chunks", "_head_bytes", "_parser", "done", "head_done", "headers", "heard", "keep", "status")
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.heard = False
+        self.keep = False
+        self.done = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.head_done = False
+        self._head_bytes = 0
+        self._chunks: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes; none at all mean that the connection has ended."""
+        if not data:
+            raise BrokenAnswer("the connection was closed before the answer was whole")
+        self.heard = True
+        if not self.head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise BrokenAnswer(f"the answer is not HTTP: {error}") from None
+        if not self.head_done and self._head_bytes > HEAD_MAX_BYTES:
+            raise BrokenAnswer("the head of the answer is too long")
+
+    def take(self) -> bytes:
+        """The content that came since the last call."""
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        self._chunks = []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def header(self, name: bytes) -> str:
+        """A header by its name in lower case; empty when there is none."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    # httptools calls these
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self.head_done = True
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:
+            # the answer proper is still to come
+            self._begin()
+            return
+        self.keep = self._parser.should_keep_alive()
+        self.done = True
+
+
+def target_of(path: str, query: dict[str, object] | None) -> str:
+    """A path with its query; what is None is left out, and bools are said as JSON says them."""
+    if not query:
+        return path
+    said = {
+        name: value if not isinstance(value, bool) else "true" if value else "false"
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(said)}" if said else path
+
+
+def part(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="", errors="surrogateescape")
