@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from bench import pauses
 from bench.harness import BODY_BYTES, rss_bytes, start, table, title
 from rookery import AsyncBroker
 from rookery.embed import engine
@@ -30,10 +31,8 @@ from rookery.store.journal import Journal
 PUBLISHED = 100_000
 BACKLOG_BYTES = 1_000
 CHURN_S = 8.0
-PAUSE_MAX_MS = 20
 PAUSE_SEGMENT_BYTES = 4 << 20
 SHOWN = ("publish", "recovery", "backlog", "pauses")
-PAUSES_MS = (1, 2, 5, 10, 20, 50, 100)
 
 
 def opened(directory: str) -> AsyncBroker:
@@ -153,14 +152,19 @@ async def recover_part(directory: str) -> dict[str, float]:
 
 
 async def drain(queue: AsyncQueue) -> dict[str, float]:
-    """Claim and settle everything; the rate, and the most memory that was seen meanwhile."""
-    cpu, wall = time.process_time(), time.perf_counter()
+    """Claim and settle everything, as two consumers; the rate, and the most memory that was seen meanwhile."""
     taken, peak = 0, 0.0
-    while deliveries := await queue.claim(500):
-        await queue.settle(deliveries)
-        taken += len(deliveries)
-        if taken % 10_000 == 0:
-            peak = max(peak, rss_mib())
+
+    async def consume() -> None:
+        nonlocal taken, peak
+        while deliveries := await queue.claim(500):
+            await queue.settle(deliveries)
+            taken += len(deliveries)
+            if taken % 10_000 == 0:
+                peak = max(peak, rss_mib())
+
+    cpu, wall = time.process_time(), time.perf_counter()
+    await asyncio.gather(consume(), consume())
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {"taken": taken, "rate": taken / wall, "cpu_us": cpu / taken * 1e6, "rss_mib": peak}
 
@@ -204,8 +208,9 @@ def show_backlog(count: int) -> None:
     title(
         "Backlog",
         f"""{count:,} messages of {BACKLOG_BYTES:,} B in one queue with the default settings, every body an object of
-        its own: filled with publish_many of 500, opened again, and drained with claims of 500, each step in a process
-        of its own. In memory: filled and drained in one process without a journal, at most 500,000 messages. The aims
+        its own: filled with publish_many of 500, opened again, and drained by two consumers with claims of 500 (one
+        works while the other waits for the disk), each step in a process of its own.
+        In memory: filled and drained in one process without a journal, at most 500,000 messages. The aims
         are for 5 million.""",
     )
     directory = tempfile.mkdtemp(prefix="rookery-bench-")
@@ -239,18 +244,9 @@ def show_backlog(count: int) -> None:
 
 
 async def pauses_part() -> dict[str, Any]:
-    """Publish and settle while segments are compacted, with a ticker that sees how long each turn takes."""
+    """Publish and settle while segments are compacted."""
     directory = tempfile.mkdtemp(prefix="rookery-bench-")
     vars(engine)["Journal"] = functools.partial(Journal, segment_bytes=PAUSE_SEGMENT_BYTES)
-    turns: list[float] = []
-    worked: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            wall, cpu = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(0)
-            turns.append((time.perf_counter() - wall) * 1000)
-            worked.append((time.thread_time() - cpu) * 1000)
 
     async def churn(queue: AsyncQueue, until: float) -> None:
         """Most messages are settled at once, every tenth stays: what compacting finds in each segment."""
@@ -265,16 +261,11 @@ async def pauses_part() -> dict[str, Any]:
             queue = await broker.queue("q", lease_ms=3_600_000)
             journal = broker.engine.journal
             assert journal is not None
-            ticker = asyncio.create_task(tick())
-            await churn(queue, time.perf_counter() + CHURN_S)
-            ticker.cancel()
-            retired, segments = journal.retired, len(journal.segments)
+            with pauses.watched() as found:
+                await churn(queue, time.perf_counter() + CHURN_S)
+            found["retired"], found["segments"] = journal.retired, len(journal.segments)
     finally:
         shutil.rmtree(directory)
-    found: dict[str, Any] = {"turns": len(turns), "retired": retired, "segments": segments}
-    for name, values in (("wall", turns), ("cpu", worked)):
-        found[name] = [sum(1 for value in values if value > limit) for limit in PAUSES_MS]
-        found[f"{name}_max_ms"] = max(values)
     return found
 
 
@@ -282,19 +273,11 @@ def show_pauses() -> None:
     title(
         "Pauses of the loop while compacting",
         f"""{CHURN_S:g} s of publish_many of 100 × {BACKLOG_BYTES:,} B, claim, settle nine of ten (the tenth stays
-        leased), in segments of {PAUSE_SEGMENT_BYTES >> 20} MiB, so that they are mostly dead and are compacted, beside
-        a task that does nothing but yield: the time between its turns. Wall time has the machine's other processes in
-        it, and waiting for the interpreter's lock; CPU is what the loop's thread itself did.""",
+        leased), in segments of {PAUSE_SEGMENT_BYTES >> 20} MiB, so that they are mostly dead and are compacted.
+        {pauses.EXPLAINED}""",
     )
     found = part("pauses")
-    rows = [
-        [f"> {limit} ms", f"{wall:,}", f"{cpu:,}"]
-        for limit, wall, cpu in zip(PAUSES_MS, found["wall"], found["cpu"], strict=True)
-    ]
-    rows.append(
-        [f"longest (aim ≤ {PAUSE_MAX_MS} ms)", f"{found['wall_max_ms']:.1f} ms", f"{found['cpu_max_ms']:.1f} ms"]
-    )
-    table([f"of {found['turns']:,} turns", "wall", "CPU"], rows)
+    pauses.show_pauses(found)
     print(f"  {found['retired']} segments were compacted, {found['segments']} are left\n")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gc
 import io
 import json
 import os
@@ -10,9 +12,13 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import uvloop
+
+from bench import pauses
 from bench.harness import BODY_BYTES, Case, cpu_us, measure, show, start, table, title
-from rookery import Broker, Message
+from rookery import AsyncBroker, Broker, Message
 from rookery.core import ranges, streams
 from rookery.core.shard import Shard
 from rookery.core.staging import Row
@@ -28,6 +34,8 @@ CHUNK = 50_000
 PROPS = encode(
     Properties(content_type="application/json", headers={"x-key": "k", "region": "eu"}, delivery_mode=2, message_id="m")
 )
+LOAD_S = 10.0
+SEAL_BYTES = 8 << 20
 FEW = ["offset", "timestamp", "routing_key", "value"]
 
 
@@ -170,6 +178,41 @@ def sealing_job(broker: Broker, partition: Partition) -> bytes:
     return json.dumps(job).encode() + b"\n" + places + stamps
 
 
+async def seal_under_load() -> dict[str, Any]:
+    payloads = bodies(256)
+    with tempfile.TemporaryDirectory(prefix="rookery-bench-") as directory:
+        async with AsyncBroker(enable_persistence=True, persistence_path=directory) as broker:
+            stream = await broker.stream("x", partitions=2, seal_bytes=SEAL_BYTES)
+            # as a server does at its start
+            gc.collect()
+            gc.freeze()
+            with pauses.watched() as found:
+                until = time.perf_counter() + LOAD_S
+                published = 0
+                while time.perf_counter() < until:
+                    await stream.publish_many(payloads)
+                    published += len(payloads)
+            found["published"] = published
+            partitions = broker.engine.shard.tenants["default"].streams["x"].partitions
+            found["files"] = sum(len(partition.files) for partition in partitions)
+            found["sealed"] = sum(int(file.last - file.first + 1) for part in partitions for file in part.files)
+    return found
+
+
+def sealing_pauses() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(seal_under_load())
+    title(
+        "Pauses of the loop while sealing",
+        f"""{LOAD_S:g} s of publish_many of 256 × {BODY_BYTES} B into a stream of two partitions on disk, as fast as it
+        goes, sealed at every {SEAL_BYTES >> 20} MiB. {pauses.EXPLAINED}""",
+    )
+    pauses.show_pauses(found)
+    print(
+        f"  {found['published']:,} records were published, {found['sealed']:,} of them sealed, {found['files']} files\n"
+    )
+
+
 def staged(rows: int) -> None:
     shard = Shard(b"", 1)
     shard.turn(1_700_000_000_000, 1)
@@ -263,6 +306,7 @@ def main() -> None:
     appending(options.rounds)
     telling(options.rounds)
     tables(options.rows)
+    sealing_pauses()
     staged(STAGED)
     title("Random reads", "One record at a random offset; files of 500,000 records, the history as long as said.")
     random_reads(200, 500_000)
