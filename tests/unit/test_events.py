@@ -147,13 +147,49 @@ def test_snapshots_are_exact_and_only_of_what_changed(world: World) -> None:
         queue.ack(lease)
     pass_ms(world, 10_000)
     rows = events(world, "snapshot")
-    (jobs,) = [row for row in rows if row["queue"] == "jobs"]
+    (jobs,) = [row for row in rows if row.get("queue") == "jobs"]
     assert (jobs["ready"], jobs["counters"]["published"], jobs["counters"]["acked"]) == (30, 50, 20)
+    (default,) = [row for row in rows if "queue" not in row]
+    assert (default["tenant"], default["exchange"]) == ("acme", "")
+    assert default["counters"] == {"published": 50, "unroutable": 0, "bytes": 50}
     pass_ms(world, 10_000)
     assert len(events(world, "snapshot")) == len(rows)
-    world.publish(b"x")
+    world.publish(b"xyz")
     pass_ms(world, 10_000)
-    assert len(events(world, "snapshot")) == len(rows) + 1
+    queue_row, exchange_row = events(world, "snapshot")[len(rows) :]
+    if "queue" in exchange_row:
+        queue_row, exchange_row = exchange_row, queue_row
+    assert (queue_row["queue"], queue_row["changes"]) == ("jobs", {"published": 1})
+    assert exchange_row["changes"] == {"published": 1, "bytes": 3}
+
+
+def test_what_snapshots_say_has_changed_adds_up_to_the_counters(world: World) -> None:
+    start(world, rate_max=1)
+    for _ in range(3):
+        queue = world.queue()
+        for count in (5, 2):
+            for _ in range(count):
+                world.publish(b"x")
+            for lease in world.shard.claim(queue, 2, 60_000):
+                queue.ack(lease)
+            pass_ms(world, 10_000)
+        world.shard.tenant("acme").delete(queue, "deleted")
+    summed: Counter[str] = Counter()
+    for row in events(world, "snapshot"):
+        if "queue" in row:
+            summed.update(row["changes"])
+    assert summed == {"published": 21, "delivered": 12, "acked": 12}
+
+
+def test_who_settled_is_told(world: World) -> None:
+    start(world)
+    queue = world.queue()
+    mailbox = world.mailbox(queue, name="ann")
+    world.publish(b"x")
+    world.turn()
+    lease = mailbox.leases[0]
+    queue.ack(lease)
+    assert [row.get("consumer") for row in events(world)] == [None, "ann", "ann"]
 
 
 def test_there_are_no_events_about_events(world: World) -> None:

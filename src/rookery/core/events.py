@@ -3,7 +3,7 @@
 Whether a message is told of is decided once, when it is published, and goes with it: every message up to a rate, above
 it one of 2, 4, 8 …, chosen by its number; a burst thins them out at once, and from second to second the rate decides.
 The weight of the choice stands in each of its events, so counting weights is honest and a journey is told whole or not
-at all. Exact counts of every queue go in from time to time beside them.
+at all. Exact counts of every queue and exchange go in from time to time beside them, with what they grew by.
 
 Events are notes until the next tick; nothing on the hot path encodes them, and nobody waits for them. There are no
 events about the stream of events itself.
@@ -23,10 +23,11 @@ from rookery.core.stream import Partition
 from rookery.model import NEVER, PERSISTENT, SAMPLE_SHIFT, SAMPLED, Message, Route
 
 if TYPE_CHECKING:
+    from rookery.core.consumers import Subscription
     from rookery.core.entries import Entry
     from rookery.core.queue import Queue
     from rookery.core.shard import Shard
-    from rookery.core.topology import Tenant
+    from rookery.core.topology import Exchange, Tenant
 
 SYSTEM: Final = "rookery"
 """The tenant of the broker itself; only administrators see it."""
@@ -48,7 +49,9 @@ SNAPSHOT_SLICE: Final = 500
 NOTES_MAX: Final[i64] = 50_000
 """More notes than this between two ticks are dropped, and counted."""
 
-_Note = tuple[str, int, str, str, Message, int, int, int, str]
+_Note = tuple[str, int, str, str, Message, int, int, int, str, str]
+
+EXCHANGE_COUNTERS: Final = ("published", "unroutable", "bytes")
 
 
 @final
@@ -71,7 +74,8 @@ class Events:
         self._tuned_ms: i64 = 0
         self._snapshot_ms: i64 = 0
         self._todo: list[Queue] = []
-        self._seen: dict[Queue, int] = {}
+        self._seen: dict[Queue, list[int]] = {}
+        self._routed: dict[Exchange, list[int]] = {}
 
     def start(self, rate_max: int, settings: dict[str, object]) -> None:
         """Begin to tell; the stream is made if it is not there."""
@@ -122,11 +126,23 @@ class Events:
 
     # Noting
 
-    def _note(self, kind: str, tenant: str, queue: str, message: Message, a: i64, b: i64, c: i64, reason: str) -> None:
+    def _note(
+        self,
+        kind: str,
+        tenant: str,
+        queue: str,
+        message: Message,
+        a: i64,
+        b: i64,
+        c: i64,
+        reason: str,
+        consumer: str = "",
+    ) -> None:
         if len(self._notes) >= NOTES_MAX:
             self.dropped += 1
             return
-        self._notes.append((kind, int(self._shard.wall_ms), tenant, queue, message, int(a), int(b), int(c), reason))
+        at = int(self._shard.wall_ms)
+        self._notes.append((kind, at, tenant, queue, message, int(a), int(b), int(c), reason, consumer))
         if self.due_ms > self._shard.mono_ms + TICK_MS:
             self.due_ms = self._shard.mono_ms + TICK_MS
 
@@ -136,14 +152,19 @@ class Events:
 
     def delivered(self, queue: Queue, entry: Entry, consumer: str) -> None:
         waited = self._shard.wall_ms - entry.enqueued_ms
-        self._note("delivered", queue.tenant.name, queue.name, entry.message, i64(entry.attempts), waited, 0, consumer)
+        attempts = i64(entry.attempts)
+        self._note("delivered", queue.tenant.name, queue.name, entry.message, attempts, waited, 0, "", consumer)
 
-    def settled(self, kind: str, queue: Queue, entry: Entry, delivered_ms: i64, reason: str) -> None:
+    def settled(
+        self, kind: str, queue: Queue, entry: Entry, delivered_ms: i64, reason: str, holder: Subscription | None
+    ) -> None:
         """It was acked, retried or released, so long after it entered and after it was delivered."""
         shard = self._shard
         worked = shard.mono_ms - delivered_ms
         lived = shard.wall_ms - entry.enqueued_ms
-        self._note(kind, queue.tenant.name, queue.name, entry.message, i64(entry.attempts), lived, worked, reason)
+        name = "" if holder is None else holder.name
+        attempts = i64(entry.attempts)
+        self._note(kind, queue.tenant.name, queue.name, entry.message, attempts, lived, worked, reason, name)
 
     def left(self, queue: Queue, entry: Entry, arrived: bool, reason: str, detail: str) -> None:
         """It died in its queue."""
@@ -177,6 +198,7 @@ class Events:
             self._snapshot_ms = now + SNAPSHOT_MS
             self._todo = [queue for t in shard.tenants.values() for queue in t.queues.values()]
             self._seen = {queue: n for queue, n in self._seen.items() if not queue.deleted}
+            self._routings(partition)
         if self._todo:
             self._snapshots(partition)
         if not self._todo and not notes:
@@ -197,7 +219,7 @@ class Events:
         shard.log.wants_sync = synced
 
     def _tell(self, partition: Partition, note: _Note) -> None:
-        kind, at, tenant, queue, message, attempts, first, second, reason = note
+        kind, at, tenant, queue, message, attempts, first, second, reason, consumer = note
         props = message.props
         route = message.route
         ids = self._shard.ids
@@ -215,10 +237,11 @@ class Events:
         }
         if kind == "delivered":
             row["latency_ms"] = first
-            row["consumer"] = reason
+            row["consumer"] = consumer or None
         elif queue:
             row["latency_ms"] = first
             row["process_ms"] = second
+            row["consumer"] = consumer or None
             row["reason"] = reason or None
         else:
             row["reached"] = first
@@ -236,11 +259,11 @@ class Events:
                 self.snapshot(partition, queue)
 
     def snapshot(self, partition: Partition, queue: Queue) -> None:
-        counts = {name: int(getattr(queue, name)) for name in COUNTERS}
-        change = hash(tuple(counts.values()))
-        if self._seen.get(queue) == change:
+        now = [int(getattr(queue, name)) for name in COUNTERS]
+        before = self._seen.get(queue)
+        if before == now:
             return
-        self._seen[queue] = change
+        self._seen[queue] = now
         self._append(
             partition,
             {
@@ -253,10 +276,43 @@ class Events:
                 "leased": int(queue.leased),
                 "dead": dead_count(queue),
                 "bytes": int(queue.bytes),
-                "counters": counts,
+                "counters": dict(zip(COUNTERS, now, strict=True)),
+                "changes": _changes(COUNTERS, before, now),
                 "dropped_events": self.dropped,
             },
         )
+
+    def _routings(self, partition: Partition) -> None:
+        """Exact counts of exchanges that something was published to."""
+        seen = self._routed
+        self._routed = {}
+        for tenant in self._shard.tenants.values():
+            if tenant.name == SYSTEM:
+                continue
+            for exchange in tenant.exchanges.values():
+                now = [int(exchange.published), int(exchange.unroutable), int(exchange.bytes)]
+                before = seen.get(exchange)
+                self._routed[exchange] = now
+                if before == now or not any(now):
+                    continue
+                self._append(
+                    partition,
+                    {
+                        "event_type": "snapshot",
+                        "event_time_ms": int(self._shard.wall_ms),
+                        "tenant": tenant.name,
+                        "exchange": exchange.name,
+                        "counters": dict(zip(EXCHANGE_COUNTERS, now, strict=True)),
+                        "changes": _changes(EXCHANGE_COUNTERS, before, now),
+                    },
+                )
+
+
+def _changes(names: tuple[str, ...], before: list[int] | None, now: list[int]) -> dict[str, int]:
+    """What was counted since the last snapshot: sums of it need no other snapshot beside them."""
+    if before is None:
+        return {name: n for name, n in zip(names, now, strict=True) if n}
+    return {name: n - old for name, n, old in zip(names, now, before, strict=True) if n != old}
 
 
 _PROPS: Final = properties.encode(properties.Properties(content_type="application/json", delivery_mode=2))

@@ -370,7 +370,7 @@ class Queue:
             self.acked += 1
             if entry.message.flags & SAMPLED:
                 self.shard.events.delivered(self, entry, subscription.name)
-                self.shard.events.settled("acked", self, entry, self.shard.mono_ms, "")
+                self.shard.events.settled("acked", self, entry, self.shard.mono_ms, "", subscription)
             self._exit(entry)
             return
         lease = self._lease(entry, subscription, subscription.lease_ms, subscription.tracked)
@@ -520,10 +520,11 @@ class Queue:
         """Done with it. False, and nothing changes, when the lease is no longer live (so for all that settle)."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
+        holder = lease.holder
         entry = self.end(lease)
         self.acked += 1
         if entry.message.flags & SAMPLED:
-            self.shard.events.settled("acked", self, entry, lease.delivered_ms, "")
+            self.shard.events.settled("acked", self, entry, lease.delivered_ms, "", holder)
         self._exit(entry)
         return True
 
@@ -531,9 +532,10 @@ class Queue:
         """Failed: again after `delay_ms` (-1: the queue's backoff), or a dead letter when attempts are used up."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
+        holder = lease.holder
         entry = self.end(lease)
         if entry.message.flags & SAMPLED:
-            self.shard.events.settled("retried", self, entry, lease.delivered_ms, detail)
+            self.shard.events.settled("retried", self, entry, lease.delivered_ms, detail, holder)
         self.fail(entry, delay_ms, detail)
         return True
 
@@ -550,9 +552,10 @@ class Queue:
         """Untouched: back to its place at once, the attempt not counted."""
         if not lease.live or (self.deleted and self._abandon(lease)):
             return False
+        holder = lease.holder
         entry = self.end(lease)
         if entry.message.flags & SAMPLED:
-            self.shard.events.settled("released", self, entry, lease.delivered_ms, "")
+            self.shard.events.settled("released", self, entry, lease.delivered_ms, "", holder)
         self.released += 1
         entry.attempts -= 1
         self._return(entry, 0)

@@ -175,7 +175,7 @@ class Timing:
                 entry = queue.end(lease)
                 queue.lapsed += 1
                 if entry.message.flags & SAMPLED:
-                    queue.shard.events.settled("lapsed", queue, entry, lease.delivered_ms, "")
+                    queue.shard.events.settled("lapsed", queue, entry, lease.delivered_ms, "", holder)
                 queue.fail(entry, 0, f"ack timeout after {lasted} ms")
                 if holder is not None:
                     holder.lapsed(lease)
