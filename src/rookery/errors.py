@@ -63,6 +63,12 @@ class InvalidConfig(InvalidArgument):
     code = "invalid_config"
 
 
+class InvalidPipeline(InvalidConfig):
+    """The file of a pipeline has a mistake; the message says in which line, and what to do."""
+
+    code = "invalid_pipeline"
+
+
 class NilMessage(InvalidArgument):
     """The message is missing, or has an empty id."""
 
@@ -442,6 +448,20 @@ class SparkUnavailable(RookeryError):
     """Spark, or the Java that it needs, is not there; the message says what to install."""
 
     code = "spark_unavailable"
+
+
+class EngineLost(RookeryError):
+    """The session of Spark that ran a pipeline is gone: another process can have another."""
+
+    code = "engine_lost"
+
+
+class PipelineRunning(RookeryError):
+    """A pipeline is running, here or in another process: stop it first."""
+
+    code = "pipeline_running"
+    http = 409
+    amqp = 406
 
 
 class BrokerUnreachable(RookeryError, ConnectionError):

@@ -40,7 +40,7 @@ SOURCE: Final = (
     "routingKey",
     "consumerGroup",
 )
-SINK: Final = (*CONNECTION, "topic", "stream", "exchange", "queue", "producerId", "jobId", "maxBatchBytes")
+SINK: Final = (*CONNECTION, "topic", "stream", "exchange", "queue", "producerId", "jobId", "epoch", "maxBatchBytes")
 
 OF_SPARK: Final = frozenset(
     {
@@ -118,6 +118,7 @@ class SinkOptions:
     queue: str = ""
     producer: str = ""
     job: str = ""
+    epoch: int = 0
     batch_bytes: int = BATCH_BYTES
 
 
@@ -228,6 +229,8 @@ def sink_options(said: Mapping[str, str]) -> SinkOptions:
     given = Given(said, SINK)
     given.one_of("topic", "stream", "exchange", "queue", needed=False)
     given.one_of("producerId", "jobId", needed=False)
+    if given.has("epoch") and not given.has("producerId"):
+        raise InvalidArgument("epoch is the number of a batch of producerId, which is missing", argument="epoch")
     return SinkOptions(
         connection=_connection(given),
         topic=given.text("topic"),
@@ -236,6 +239,7 @@ def sink_options(said: Mapping[str, str]) -> SinkOptions:
         queue=given.text("queue"),
         producer=given.text("producerId"),
         job=given.text("jobId"),
+        epoch=given.number("epoch", 0, 0, 1 << 53),
         batch_bytes=given.number("maxBatchBytes", BATCH_BYTES, 1 << 10, 1 << 30),
     )
 

@@ -181,7 +181,10 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
 
 
 class BatchSink(_Writing, DataSourceArrowWriter):
-    """One job: with `jobId` it can be repeated and happens once, without it happens wholly or not at all."""
+    """One job: with `jobId` it can be repeated and happens once, without it happens wholly or not at all.
+
+    With `producerId` and `epoch` it is one of many batches, each of which happens once, as `foreachBatch` needs it.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -193,7 +196,7 @@ class BatchSink(_Writing, DataSourceArrowWriter):
         return self._staged(iterator, self._job, f"{self._job[:100]}-{_attempt(task)}")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(self._job, 0, messages)
+        self._commit(self._job, self._options.epoch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
