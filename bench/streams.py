@@ -27,6 +27,7 @@ from rookery.core.topology import Tenant
 from rookery.model import PERSISTENT
 from rookery.properties import Properties, encode
 from rookery.store import arrow, parquet, sealing
+from rookery.store.schema import SEALED_SCHEMA
 
 ROWS = 200_000
 STAGED = 1_000_000
@@ -291,11 +292,9 @@ def make_file(path: Path, rows: int) -> None:
     for i in range(rows):
         shard.publish(way_tenant, "", "x", PROPS, payloads[i % 1_000])
     places, stamps = target.run(0, rows)
-    with pq.ParquetWriter(path, arrow.SEALED_SCHEMA, compression="zstd") as writer:
-        for columns in arrow.collect(
-            places, stamps, 0, lambda place, _: shard.read_record(place), arrow.SEALED_SCHEMA, ""
-        ):
-            batch = arrow.batch_of(columns, arrow.SEALED_SCHEMA, "t", "x", 0)
+    with pq.ParquetWriter(path, SEALED_SCHEMA, compression="zstd") as writer:
+        for columns in arrow.collect(places, stamps, 0, lambda place, _: shard.read_record(place), SEALED_SCHEMA, ""):
+            batch = arrow.batch_of(columns, SEALED_SCHEMA, "t", "x", 0)
             writer.write_batch(batch, row_group_size=batch.num_rows)
 
 

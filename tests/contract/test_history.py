@@ -27,6 +27,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from rookery.store import arrow, parquet, records, sealing  # noqa: E402 (they need pyarrow)
+from rookery.store.schema import schema_of  # noqa: E402
 
 PROPS = encode(
     Properties(
@@ -96,7 +97,7 @@ class Keeper:
 
     def rows(self, start: int, stop: int, columns: list[str] | None = None, pattern: str = "") -> list[dict]:
         """What a range read gives."""
-        schema = arrow.schema_of(columns or [])
+        schema = schema_of(columns or [])
         found = []
         for piece in ranges.plan(self.partition, start, stop):
             if isinstance(piece, ranges.FilePiece):

@@ -18,6 +18,7 @@ from rookery.store.columns import check_columns
 pytest.importorskip("pyarrow")
 
 from rookery.store import arrow
+from rookery.store.schema import SCHEMA, SEALED_SCHEMA
 
 TEXT = st.text(max_size=30).filter(lambda text: len(text.encode("utf-8", "surrogatepass")) < 200 and text.isprintable())
 VALUES = st.one_of(TEXT, st.binary(max_size=9), st.booleans(), st.integers(-(1 << 40), 1 << 40), st.none())
@@ -47,7 +48,7 @@ def printed(value: Any) -> bytes:
 
 @given(rows=ROWS)
 def test_columns_say_what_the_messages_said(rows: list[tuple]) -> None:
-    columns = arrow.empty_columns(arrow.SEALED_SCHEMA)
+    columns = arrow.empty_columns(SEALED_SCHEMA)
     for n, (key, body, message_id, content_type, headers, priority, expires) in enumerate(rows):
         props = encode(Properties(message_id=message_id, content_type=content_type, headers=headers or None))
         message = Message(Route("exchange", key), props, body, n + 1, priority, expires, 1)
@@ -55,9 +56,9 @@ def test_columns_say_what_the_messages_said(rows: list[tuple]) -> None:
         w.write(b"before")
         records.write_record(w, 1, n, 5 + n, message, body, False)
         columns.add(w.getvalue(), 6, n, 5 + n)
-    batch = arrow.batch_of(columns, arrow.SCHEMA, "t", "s", 3)
+    batch = arrow.batch_of(columns, SCHEMA, "t", "s", 3)
     batch.validate(full=True)
-    sealed = arrow.batch_of(columns, arrow.SEALED_SCHEMA, "t", "s", 3)
+    sealed = arrow.batch_of(columns, SEALED_SCHEMA, "t", "s", 3)
     sealed.validate(full=True)
     found = [{**shown, **kept} for shown, kept in zip(batch.to_pylist(), sealed.to_pylist(), strict=True)]
     assert len(found) == len(rows)
@@ -77,11 +78,11 @@ def test_columns_say_what_the_messages_said(rows: list[tuple]) -> None:
 
 
 def test_names_that_are_not_utf_8_are_shown_all_the_same() -> None:
-    columns = arrow.empty_columns(arrow.SCHEMA)
+    columns = arrow.empty_columns(SCHEMA)
     w = BytesWriter()
     records.write_record(w, 1, 0, 5, Message(Route("", "a\udcffb"), b"\0\0", b"", 1, 1 << 40, 0, 1), b"", False)
     columns.add(w.getvalue(), 0, 0, 5)
-    batch = arrow.batch_of(columns, arrow.SCHEMA, "t", "s", 0)
+    batch = arrow.batch_of(columns, SCHEMA, "t", "s", 0)
     batch.validate(full=True)
     assert batch.to_pylist()[0]["routing_key"] == "a\ufffdb"
     assert batch.to_pylist()[0]["priority"] == (1 << 31) - 1

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument
 from rookery.spark.schema import arrow_schema, conform, table_schema
-from rookery.store.arrow import SCHEMA
+from rookery.store.schema import SCHEMA
 
 ROW: dict[str, Any] = {
     "tenant": "t",

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rookery.clock import ManualClock
-from rookery.store.arrow import SCHEMA
+from rookery.store.schema import SCHEMA
 from tests.wire.api_client import API, ARROW, LINES, claim, ok, publish, refused
 from tests.wire.http_world import World, world
 

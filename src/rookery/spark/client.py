@@ -7,6 +7,7 @@ a request whose answer was lost is sent again, to the next endpoint, after a pau
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import random
 import ssl
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-import msgspec
 import pyarrow as pa
 
 from rookery import errors
@@ -62,7 +62,7 @@ class Client:
         """Send JSON, or, when it is bytes, an Arrow stream."""
         if isinstance(body, bytes):
             return self._json("POST", _url(path, query), body, ARROW)
-        return self._json("POST", _url(path, query), msgspec.json.encode(body), "application/json")
+        return self._json("POST", _url(path, query), json.dumps(body).encode(), "application/json")
 
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path, None, "")
@@ -81,7 +81,7 @@ class Client:
                 continue
             if answer.status >= 400:
                 raise _error(answer.status, data)
-            return msgspec.json.decode(data)
+            return json.loads(data)
 
     def _send(self, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         if self._http is None:
@@ -242,8 +242,10 @@ def _url(path: str, query: Mapping[str, object]) -> str:
 def _error(status: int, data: bytes) -> RookeryError:
     """The error that the broker answered with, as the class it has here."""
     try:
-        found = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
         found = {}
     message = str(found.get("message") or f"the broker answered {status}")
     kind = _kinds().get(str(found.get("code")), RookeryError)

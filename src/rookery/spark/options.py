@@ -6,6 +6,7 @@ Names are those of Spark's Kafka source where the meaning is the same, and their
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,8 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
-
-import msgspec
 
 from rookery.errors import InvalidArgument
 from rookery.spark.offsets import EARLIEST, LATEST, Positions, positions_of
@@ -181,7 +180,7 @@ class Given:
             return None
         try:
             return parse(self.text(name))
-        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        except (ValueError, TypeError) as error:
             raise InvalidArgument(f"{name}: {error}", argument=name) from None
 
     def one_of(self, *names: str, needed: bool) -> None:
@@ -276,22 +275,33 @@ def _pattern(value: str) -> str:
 
 
 def _assigned(value: str) -> dict[str, tuple[int, ...]]:
-    found = msgspec.json.decode(value, type=dict[str, list[int]])
-    if not found or not all(found.values()):
+    found = json.loads(value)
+    if not isinstance(found, dict) or not found or not all(map(_are_partitions, found.values())):
         raise ValueError('name streams and their partitions, such as {"orders":[0,1]}')
     return {stream: tuple(dict.fromkeys(partitions)) for stream, partitions in found.items()}
+
+
+def _are_partitions(found: object) -> bool:
+    return isinstance(found, list) and bool(found) and all(type(each) is int for each in found)
 
 
 def _offsets(value: str) -> str | Positions:
     if value.lower() in (EARLIEST, LATEST):
         return value.lower()
     try:
-        return positions_of(msgspec.json.decode(value, type=dict[str, dict[str, int]]))
-    except msgspec.DecodeError:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(map(_are_offsets, found.values())):
         raise ValueError(
             f'must be earliest, latest or JSON such as {{"orders":{{"0":23,"1":-2}}}} '
             f"(-2 is earliest, -1 latest), not {value!r}"
-        ) from None
+        )
+    return positions_of(found)
+
+
+def _are_offsets(found: object) -> bool:
+    return isinstance(found, dict) and all(type(each) is int for each in found.values())
 
 
 def _ending(value: str) -> str | Positions:

@@ -12,13 +12,12 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument
-from rookery.store.arrow import SCHEMA
-from rookery.store.columns import check_columns
+from rookery.store.schema import SCHEMA
 
 
 def table_schema(columns: Sequence[str] = (), include_headers: bool = True) -> StructType:
     """The schema of these columns, in this order; of all when none is named."""
-    chosen = check_columns(list(columns)) or list(SCHEMA.names)
+    chosen = list(columns or SCHEMA.names)
     if not include_headers:
         chosen = [name for name in chosen if name != "headers"]
     return from_arrow_schema(pa.schema([_field(name) for name in chosen]))

@@ -1,14 +1,10 @@
-"""The one schema of a stream's records as a table, and batches of it from columns. Needs pyarrow.
-
-Spark's spelling is followed: times are microseconds in UTC, headers a list of (key, value). What the directories of a
-sealed file say (tenant, stream, partition) is not in the file: tools that read a tree of directories as one table make
-columns of their names, and refuse or hide those that the files have too. A sealed file has one more column, `envelope`:
-what the journal keeps of a message beside its value, so that nothing of it is lost.
+"""Records of a stream as batches of a table, from columns: `store.columns` fills them, `store.schema` names them. Needs
+pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,51 +13,9 @@ import pyarrow.compute
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS
 from rookery.errors import StoreDamaged
 from rookery.store.columns import ALL, ENVELOPE, Columns, Numbers, Pattern, Texts, add_run
+from rookery.store.schema import DIRECTORIES, HEADERS
 
 WINDOW_BYTES: Final = 1 << 20
-
-_TIME = pa.timestamp("us", tz="UTC")
-_HEADERS = pa.list_(
-    pa.field(
-        "element",
-        pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]),
-        nullable=False,
-    )
-)
-
-SCHEMA = pa.schema(
-    [
-        pa.field("tenant", pa.string(), nullable=False),
-        pa.field("stream", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", _TIME, nullable=False),
-        pa.field("producer_timestamp", _TIME),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("headers", _HEADERS),
-        pa.field("exchange", pa.string()),
-        pa.field("routing_key", pa.string()),
-        pa.field("message_id", pa.string()),
-        pa.field("correlation_id", pa.string()),
-        pa.field("reply_to", pa.string()),
-        pa.field("content_type", pa.string()),
-        pa.field("content_encoding", pa.string()),
-        pa.field("priority", pa.int32()),
-        pa.field("expiration", _TIME),
-        pa.field("delivery_count", pa.int32()),
-        pa.field("protocol", pa.string()),
-    ]
-)
-DIRECTORIES: Final = ("tenant", "stream", "partition")
-SEALED_SCHEMA = pa.schema(
-    [*(field for field in SCHEMA if field.name not in DIRECTORIES), pa.field(ENVELOPE, pa.binary(), nullable=False)]
-)
-
-
-def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The schema of these columns, in this order; of all when none is named."""
-    return pa.schema([SCHEMA.field(name) for name in columns]) if columns else SCHEMA
 
 
 def empty_columns(schema: pa.Schema) -> Columns:
@@ -160,8 +114,8 @@ def _headers(columns: Columns, rows: int) -> pa.Array:
     count = int.from_bytes(offsets[-4:], "little")
     names = _texts(columns.header_names, pa.string(), count)
     values = _texts(columns.header_values, pa.binary(), count)
-    items = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type))
-    return pa.Array.from_buffers(_HEADERS, rows, [None, pa.py_buffer(offsets)], 0, children=[items])
+    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS.value_type))
+    return pa.Array.from_buffers(HEADERS, rows, [None, pa.py_buffer(offsets)], 0, children=[items])
 
 
 def ipc(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from rookery.model import Message
 from rookery.properties import Properties, Timestamp
 from rookery.store import arrow, records
 from rookery.store.columns import check_columns
+from rookery.store.schema import schema_of
 
 TARGETS: Final = ("stream", "exchange", "topic", "queue")
 COLUMNS: Final = (
@@ -192,7 +193,7 @@ def messages_ipc(
 
     The index is the `offset`, the queue the `stream`, the attempt the `delivery_count`.
     """
-    schema = arrow.schema_of(check_columns(list(columns)))
+    schema = schema_of(check_columns(list(columns)))
     return arrow.ipc(_batches(tenant, queue, found, schema), schema)
 
 

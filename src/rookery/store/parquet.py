@@ -19,6 +19,7 @@ from rookery.core.stream import Partition
 from rookery.errors import StoreDamaged
 from rookery.store import arrow, records
 from rookery.store.columns import ENVELOPE, check_columns
+from rookery.store.schema import DIRECTORIES, schema_of
 
 
 def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
@@ -84,13 +85,13 @@ class Range:
         self._read = read
         self._root = root
         self._pattern = pattern
-        self.schema = arrow.schema_of(check_columns(list(columns)))
+        self.schema = schema_of(check_columns(list(columns)))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Its rows, in order; batches without rows are left out."""
         for piece in self._pieces:
             if isinstance(piece, FilePiece):
-                same = dict(zip(arrow.DIRECTORIES, (self._tenant, self._stream, self._index), strict=True))
+                same = dict(zip(DIRECTORIES, (self._tenant, self._stream, self._index), strict=True))
                 found = batches(self._root / piece.path, piece.start, piece.stop, self.schema, same, self._pattern)
             else:
                 found = self._tail(piece)

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rookery.core.paging import PLACE_BITS
-from rookery.store.arrow import SEALED_SCHEMA, batch_of, collect
+from rookery.store.arrow import batch_of, collect
 from rookery.store.columns import BYTES_MAX, ROWS_MAX
 from rookery.store.layout import TEMPORARY, file_name, file_path, partition_directory
+from rookery.store.schema import SEALED_SCHEMA
 
 
 class Run:
