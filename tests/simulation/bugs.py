@@ -26,7 +26,8 @@ BUGS = (
     Bug(
         "a settle after the lapse is accepted",
         "queue.py",
-        "            return False\n        holder = lease.holder\n        entry = self.end(lease)\n        self.acked += 1",
+        "            return False\n        holder = lease.holder\n        entry = self.end(lease)\n"
+        "        self.acked += 1",
         "            pass\n        holder = lease.holder\n        entry = self.end(lease)\n        self.acked += 1",
     ),
     Bug(

@@ -376,10 +376,10 @@ def test_tenants_do_not_meet(web: World) -> None:
 def test_the_document_says_what_bodies_and_queries_may_be(web: World) -> None:
     paths = ok(web.client.get("/openapi.json"))["paths"]
     kinds = {JSON, "application/x-ndjson", "application/cloudevents+json", "application/cloudevents-batch+json"}
-    kinds.add("application/octet-stream")
+    kinds |= {"application/octet-stream", "application/vnd.rookery+msgpack"}
     for path in ("queues/{name}/messages", "exchanges/{name}/messages", "streams/{name}/publish"):
         assert set(paths[f"{API}/{path}"]["post"]["requestBody"]["content"]) == kinds
     staged = paths[f"{API}/streams/{{name}}/stage"]["post"]["requestBody"]["content"]
-    assert set(staged) == {JSON, "application/x-ndjson", ARROW}
+    assert set(staged) == {JSON, "application/x-ndjson", ARROW, "application/vnd.rookery+msgpack"}
     records = {row["name"] for row in paths[f"{API}/streams/{{name}}/records"]["get"]["parameters"]}
     assert records == {"name", "partition", "from", "to", "limit", "columns", "routing_key", "wait"}

@@ -83,6 +83,7 @@ def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     count = stream.records()
     del tenant.streams[name]
     tenant.unbind_target(stream)
+    tenant.forget_keys("queue:" + name)
     tenant.version += 1
     paths = [file.path for partition in stream.partitions for file in partition.files]
     stream.end("deleted")

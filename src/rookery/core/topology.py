@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from rookery import properties
 from rookery.core import dead_letters
-from rookery.core.dedup import WINDOW_MS, Dedup, scope_of
+from rookery.core.dedup import REQUEST, REQUEST_WINDOW_MS, WINDOW_MS, Dedup, scope_of
 from rookery.core.policy import FACES, Policy, check_settings, effective
 from rookery.core.queue import Queue
 from rookery.core.routing import HashMatcher, Matcher, matcher
@@ -407,7 +407,7 @@ class Tenant:
         del self.queues[queue.name]
         del self.said[queue.name]
         del self.faces[queue.name]
-        self._forget_keys("queue:" + queue.name)
+        self.forget_keys("queue:" + queue.name)
         self.shard.cuts.forget(self.name, queue.name)
         self.unbind_target(queue)
         self.version += 1
@@ -487,7 +487,7 @@ class Tenant:
             raise InUse(f"exchange {name!r} in use", argument="exchange")
         self.bindings -= exchange.matcher.count
         del self.exchanges[name]
-        self._forget_keys("exchange:" + name)
+        self.forget_keys("exchange:" + name)
         self.unbind_target(exchange)
         self.version += 1
         if exchange.durable:
@@ -663,7 +663,7 @@ class Tenant:
             if stream is not None:
                 streams.append(stream)
 
-    def _forget_keys(self, scope: str) -> None:
+    def forget_keys(self, scope: str) -> None:
         """What had these dedup keys is gone; a later one of the same name starts afresh, also after a restart."""
         if self.dedup.forget_scope(scope):
             self.shard.log.change("forget", self.name, {"scope": scope, "upto": int(self.shard.last_id)})
@@ -687,7 +687,7 @@ class Tenant:
     def remember(self, exchange: str, key: str, dedup_key: str, number: int) -> None:
         """A publish used a dedup key: until its window is over, a repeat is answered with this message."""
         scope = scope_of(exchange, key)
-        window = self.dedup_window_ms(exchange, key)
+        window = REQUEST_WINDOW_MS if dedup_key.startswith(REQUEST) else self.dedup_window_ms(exchange, key)
         now = self.shard.wall_ms
         self.dedup.remember(scope, dedup_key, number, now, window)
         if self.shard.log.active:

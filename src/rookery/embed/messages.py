@@ -287,10 +287,19 @@ def _pack_message(
     mandatory: bool,
     extra: dict[str, object] | None,
 ) -> Publish:
-    _check_message(m)
-    body, content_type = encode_body(m.data)
+    props, body = encode_message(m, extra)
     if require_body and not body.strip():
         raise EmptyBody("body cannot be empty", argument="body")
+    due_ms, expires_ms = _times(m, clock.wall_ms(), ttl_ms)
+    return Publish(
+        exchange, key, props, body, m.priority, expires_ms, due_ms, m.persistent, m.dedup_key or "", mandatory
+    )
+
+
+def encode_message(m: Message, extra: dict[str, object] | None) -> tuple[bytes, bytes]:
+    """Property list and body of a message, whose arguments are checked; `extra` headers go on top of its own."""
+    _check_message(m)
+    body, content_type = encode_body(m.data)
     headers = dict(m.meta)
     if m.group:
         headers[GROUP_HEADER] = m.group
@@ -316,10 +325,7 @@ def _pack_message(
         if error.argument not in ("content_type", "correlation_id", "reply_to", "type"):
             error.argument = "id" if error.argument == "message_id" else "meta"
         raise
-    due_ms, expires_ms = _times(m, clock.wall_ms(), ttl_ms)
-    return Publish(
-        exchange, key, props, body, m.priority, expires_ms, due_ms, m.persistent, m.dedup_key or "", mandatory
-    )
+    return props, body
 
 
 def _check_message(m: Message) -> None:
@@ -396,26 +402,52 @@ def unpack(entry: Entry, ids: model.MessageIds) -> Message:
 def unpack_message(stored: model.Message, entered_ms: int, ids: model.MessageIds) -> Message:
     """The user's view of a message that entered a queue or stream at this time."""
     props = properties.decode(stored.props)
+    message = decode_message(
+        props,
+        stored.body,
+        stored.route.key,
+        stored.priority,
+        stored.expires_ms,
+        entered_ms,
+        [death.as_dict() for death in stored.route.deaths],
+    )
+    if not message.id:
+        message.id = ids.uuid(stored.public_id)
+        if message.ack_id == "":
+            message.ack_id = message.id
+    return message
+
+
+def decode_message(
+    props: Properties,
+    body: bytes,
+    key: str,
+    priority: int,
+    expires_ms: int,
+    entered_ms: int,
+    deaths: list[dict[str, object]],
+) -> Message:
+    """The user's view of a message, but for the id of one that was given none."""
     headers: dict[str, Any] = props.headers or {}
-    message = Message(decode_body(stored.body, props.content_type))
-    message.id = props.message_id or ids.uuid(stored.public_id)
-    message.topic = stored.route.key
+    message = Message(decode_body(body, props.content_type))
+    message.id = props.message_id
+    message.topic = key
     message.type = props.type
     message.time = datetime.fromtimestamp(_published_ms(entered_ms, props.timestamp, headers) / 1000, UTC)
-    message.priority = stored.priority
-    message.expires_at = stored.expires_ms or None
+    message.priority = priority
+    message.expires_at = expires_ms or None
     message.content_type = props.content_type
     message.correlation_id = props.correlation_id
     message.reply_to = props.reply_to
     message.persistent = props.delivery_mode == 2
-    message.deaths = [death.as_dict() for death in stored.route.deaths]
-    if message.deaths:
-        message.topic = str(message.deaths[-1]["routing_key"])
+    message.deaths = deaths
+    if deaths:
+        message.topic = str(deaths[-1]["routing_key"])
     if headers:
         if GROUP_HEADER in headers:
             message.group = str(headers[GROUP_HEADER])
-        if ACK_ID_HEADER in headers and not message.deaths:
-            message.ack_id = str(headers[ACK_ID_HEADER]) or message.id
+        if ACK_ID_HEADER in headers and not deaths:
+            message.ack_id = str(headers[ACK_ID_HEADER]) or message.id or ""
         message.meta = {name: value for name, value in headers.items() if name not in _OURS}
     return message
 

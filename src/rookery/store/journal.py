@@ -224,7 +224,9 @@ class Journal:
             tenant.heed_limits()
             for scope, key, number, until in marks:
                 kind, _, name = scope.partition(":")
-                exists = name in (tenant.queues if kind == "queue" else tenant.exchanges)
+                exists = (
+                    name in tenant.queues or name in tenant.streams if kind == "queue" else name in tenant.exchanges
+                )
                 floor = max(self._forgotten.get((tenant.name, scope), 0), self._forgotten.get((tenant.name, ""), 0))
                 if exists and number > floor:
                     tenant.dedup.remember(scope, key, number, now, until - now)

@@ -7,22 +7,28 @@ face hands in: `wire` knows of no store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from rookery.core import events
 from rookery.core.access import Principal
+from rookery.core.dedup import REQUEST, REQUEST_WINDOW_MS, scope_of
 from rookery.core.staging import Row
 from rookery.core.stream import Partition, Stream
 from rookery.core.topology import Tenant
-from rookery.errors import AccessRefused, StreamNotFound
+from rookery.errors import AccessRefused, InvalidArgument, StreamNotFound
 from rookery.model import Message
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
+from rookery.wire.packed import DONE as DONE_NAME
+from rookery.wire.packed import KEY
 from rookery.wire.rest import Rest
 from rookery.wire.turn import Face
 
 Result = TypeVar("Result")
 ARROW = b"application/vnd.apache.arrow.stream"
+KEY_HEADER: Final = KEY.lower().encode()
+DONE: Final = DONE_NAME.lower().encode()
+KEY_MAX: Final = 128
 
 
 class RangeReading(Protocol):
@@ -92,6 +98,39 @@ class Api:
     def tenant(self, call: Call) -> Tenant:
         return self.rest.tenant(call)
 
+    # Requests that are made again
+
+    def repeated(self, call: Call, exchange: str, key: str) -> int:
+        """The number that was remembered when this very request was made before, 0 when it is new."""
+        dedup = self.tenant(call).dedup
+        scope = scope_of(exchange, key)
+        for done in call.header(DONE).split(","):
+            if done:
+                dedup.forget(scope, _request_key(call, done.strip()))
+        name = call.header(KEY_HEADER)
+        if not name:
+            return 0
+        if len(name) > KEY_MAX:
+            raise InvalidArgument(f"{KEY} is longer than {KEY_MAX} characters", argument=KEY)
+        found = dedup.find(scope, _request_key(call, name), int(self.shard.wall_ms))
+        dedup.duplicates += found > 0
+        return found
+
+    def remember(self, call: Call, exchange: str, key: str, number: int) -> None:
+        """A request was done that may be made again: keep that with what it did."""
+        name = call.header(KEY_HEADER)
+        if name:
+            self.tenant(call).remember(exchange, key, _request_key(call, name), number)
+
+    def remember_here(self, call: Call, exchange: str, key: str) -> None:
+        """The same, for as long as this process lives."""
+        name = call.header(KEY_HEADER)
+        if name:
+            now_ms = int(self.shard.wall_ms)
+            self.tenant(call).dedup.remember(
+                scope_of(exchange, key), _request_key(call, name), 1, now_ms, REQUEST_WINDOW_MS
+            )
+
     def random_text(self) -> str:
         return self.random_bytes(12).hex()
 
@@ -146,6 +185,10 @@ class _Task:
         if error is not None:
             raise error
         return self._then(result)
+
+
+def _request_key(call: Call, name: str) -> str:
+    return f"{REQUEST}{call.principal.name}/{name}"
 
 
 def require_all(principal: Principal) -> None:

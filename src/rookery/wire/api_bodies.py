@@ -1,4 +1,5 @@
-"""Messages as publishers send them in a body: JSON, one JSON value a line, CloudEvents, or bytes as they are.
+"""Messages as publishers send them in a body: JSON, one JSON value a line, CloudEvents, packed by Rookery's client, or
+bytes as they are.
 
 Whatever the form, the outcome is a list of `Outgoing`: what the core needs, with nothing left to be checked but its
 limits. The trace context of the request (W3C `traceparent`, `tracestate`) goes into the headers of each message that
@@ -12,6 +13,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
@@ -24,6 +26,7 @@ from rookery.core.stream import KEY_HEADER
 from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, UnsupportedMedia
 from rookery.properties import Properties, Timestamp
+from rookery.wire import packed
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import decode_json
 from rookery.wire.http_trace import trace_of
@@ -32,6 +35,9 @@ from rookery.wire.rest_types import Short
 
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
+
+SMALL_PROPS_BYTES: Final = 64
+"""Property lists of this size are likely to come again, and are not looked into each time."""
 
 DEPTH_MIN: Final = 500
 """JSON with no more brackets than this is not too deep for anybody."""
@@ -187,20 +193,26 @@ _any = msgspec.json.Decoder()
 
 
 class Bodies:
-    """What a request brought: `bodies` when all are plain JSON without a word about them, else `messages`."""
+    """What a request brought: `bodies` when all have the same property list and no word more about them, else
+    `messages`.
+    """
 
-    def __init__(self, messages: list[Outgoing], bodies: list[bytes] | None = None, single: bool = False) -> None:
+    def __init__(
+        self,
+        messages: list[Outgoing],
+        bodies: list[bytes] | None = None,
+        single: bool = False,
+        props: bytes = _PLAIN,
+    ) -> None:
         self.messages = messages
         self.bodies = bodies
         self.single = single
+        self.props = props
 
     def all(self) -> list[Outgoing]:
         if self.bodies is not None:
-            return [Outgoing(_PLAIN, body) for body in self.bodies]
+            return [Outgoing(self.props, body) for body in self.bodies]
         return self.messages
-
-
-PLAIN_PROPS: Final = _PLAIN
 
 
 def read(call: Call, body: bytes, now_ms: int, said: Item | None = None) -> Bodies:
@@ -217,6 +229,8 @@ def read(call: Call, body: bytes, now_ms: int, said: Item | None = None) -> Bodi
         return _json(body, now_ms, trace)
     if kind in LINES:
         return _lines(body, now_ms, trace)
+    if kind == packed.PACKED:
+        return _packed(body, now_ms)
     if kind.startswith("application/cloudevents"):
         raise UnsupportedMedia(f"events as {kind} are not understood; {EVENT} and {EVENTS} are")
     return Bodies([_as_it_is(call, body, kind, now_ms, trace, said or Item())], single=True)
@@ -246,6 +260,44 @@ def _lines(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
             _check(_any.decode_lines, body)
             return Bodies([], [bytes(each.message) for each in _bounded(plain)])
     return _outgoing(_decode(_item.decode_lines, body), now_ms, trace)
+
+
+def _packed(body: bytes, now_ms: int) -> Bodies:
+    items: list[packed.PackedPublish] = _bounded(packed.read(packed.decode_publishes, body))
+    first = items[0]
+    if all(item == packed.PackedPublish(first.props, item.body) for item in items):
+        check_props(first.props)
+        return Bodies([], [item.body for item in items], props=first.props)
+    return Bodies([of_packed(item, now_ms) for item in items])
+
+
+def of_packed(item: packed.PackedPublish, now_ms: int) -> Outgoing:
+    """A message that Rookery's client packed."""
+    check_props(item.props)
+    made = Outgoing(item.props, item.body)
+    made.due_ms, made.expires_ms = item.times(now_ms)
+    made.priority = item.priority
+    made.persistent = item.persistent
+    made.dedup_key = item.dedup_key
+    if "\0" in item.dedup_key or len(item.dedup_key.encode()) > KEY_MAX_BYTES:
+        raise InvalidArgument("dedup_key is no key", argument="dedup_key")
+    check_routing_key(item.routing_key or "")
+    made.routing_key = item.routing_key
+    made.partition = -1 if item.partition is None else item.partition
+    return made
+
+
+def check_props(props: bytes) -> None:
+    """Refuse what is no property list."""
+    if len(props) <= SMALL_PROPS_BYTES:
+        _check_small(props)
+    else:
+        properties.decode(props)
+
+
+@lru_cache(maxsize=1_024)
+def _check_small(props: bytes) -> None:
+    properties.decode(props)
 
 
 def _check(decode: Callable[[bytes], Any], body: bytes) -> None:
@@ -408,4 +460,4 @@ def _event_time(attributes: dict[str, Any]) -> Timestamp | None:
         raise InvalidArgument("time must be a timestamp of RFC 3339", argument="time") from None
 
 
-__all__ = ["BATCH_MAX", "PLAIN_PROPS", "Bodies", "Item", "Outgoing", "read"]
+__all__ = ["BATCH_MAX", "Bodies", "Item", "Outgoing", "read"]

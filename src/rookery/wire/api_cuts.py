@@ -10,7 +10,7 @@ from rookery.core.cuts import CUT_MAX
 from rookery.core.entries import Lease
 from rookery.store.columns import check_columns
 from rookery.wire.api import ARROW, Api
-from rookery.wire.api_messages import Leased, Messages
+from rookery.wire.api_messages import Leased, Messages, packed_content, wants_packed
 from rookery.wire.api_records import pour, wants_arrow
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Content, Router
@@ -118,6 +118,9 @@ class CutRoutes:
             stop = len(leases) if limit is None else min(len(leases), from_ + limit)
             return self._arrow(call, name, leases[from_:stop], from_, names)
         stop = from_ + min(limit or PAGE, PAGE)
+        if wants_packed(call):
+            every = [self._messages.pack(lease.entry, int(lease.attempt)) for lease in leases[from_:stop]]
+            return self._api.after(call, lambda: packed_content(every))
         shown = [self._messages.show(lease.entry, int(lease.attempt)) for lease in leases[from_:stop]]
         following = stop if stop < len(leases) else None
         return self._api.after(call, lambda: CutMessages(consumer, cut, len(leases), following, shown))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -12,13 +12,16 @@ from rookery.core.entries import Entry
 from rookery.core.routing import matcher
 from rookery.errors import InvalidArgument
 from rookery.wire.api import Api
-from rookery.wire.api_messages import Leased, Messages
+from rookery.wire.api_messages import Leased, Messages, packed_content, wants_packed
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router
 from rookery.wire.rest import headers_of
-from rookery.wire.rest_types import AtMost, Duration, Many, Name, Short
+from rookery.wire.rest_types import AtMost, Duration, Name, Short
 
 SHOWN_MAX: Final = 1_000
+PACKED_MAX: Final = 100_000
+
+Page = Annotated[int, msgspec.Meta(ge=1, le=PACKED_MAX)]
 
 
 class Looked(msgspec.Struct):
@@ -35,7 +38,7 @@ class Purged(msgspec.Struct):
 class Where(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Which messages: all that is said must hold. `origin` and `reason` are of the last death, `detail` a part of what
     was said of it; `routing_key` is a topic pattern over the key it was published with; of `headers` all must be
-    equal.
+    equal. `seqs` are places in the queue, as packed answers show them.
     """
 
     origin: str | None = None
@@ -44,6 +47,7 @@ class Where(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     routing_key: Short | None = None
     headers: dict[str, Any] | None = None
     message_ids: list[str] | None = None
+    seqs: list[int] | None = None
     died_after_ms: Duration | None = None
     died_before_ms: Duration | None = None
 
@@ -91,8 +95,8 @@ class Letters:
         self._messages = messages
 
     def look(
-        self, call: Call, name: Name, state: Literal["ready", "delayed", "leased"] = "ready", limit: Many = 100
-    ) -> Looked:
+        self, call: Call, name: Name, state: Literal["ready", "delayed", "leased"] = "ready", limit: Page = 100
+    ) -> object:
         """Look at messages of a queue, in order, and leave them as they are."""
         queue = self._rest.existing(call, name, "read")
         if state == "ready":
@@ -101,6 +105,9 @@ class Letters:
             count, entries = int(queue.delayed), queue.delayed_entries()
         else:
             count, entries = int(queue.leased), [lease.entry for lease in queue.leases()]
+        if wants_packed(call):
+            return packed_content([self._messages.pack(entry, int(entry.attempts)) for entry in entries[:limit]])
+        limit = min(limit, SHOWN_MAX)
         return Looked(count, [self._messages.show(entry, int(entry.attempts)) for entry in entries[:limit]])
 
     def purge(self, call: Call, name: Name) -> Purged:
@@ -121,7 +128,7 @@ class Letters:
         call.lasting()
         return Moved(moved)
 
-    def redrive(self, call: Call, name: Name, body: Redriving | None = None) -> Redriven:
+    def redrive(self, call: Call, name: Name, body: Redriving | None = None) -> object:
         """Send the dead letters of a queue back to life: to the queues they died in, or to one that is named."""
         wanted = body or Redriving()
         queue = self._rest.existing(call, name, "read")
@@ -136,6 +143,8 @@ class Letters:
 
         found = dead_letters.redrive(queue.tenant, queue, wanted.limit, allowed, wanted.dry_run, wanted.to)
         call.lasting()
+        if wants_packed(call):
+            return packed_content([self._messages.pack(entry, 0) for entry, _ in found[:PACKED_MAX]])
         letters = [
             RedrivenLetter(self._rest.message_id(entry), to, entry.message.route.deaths[0].reason)
             for entry, to in found[:SHOWN_MAX]
@@ -150,11 +159,14 @@ class Letters:
             keys = matcher("topic", {})
             keys.add(where.routing_key, None, self)
         ids = None if where.message_ids is None else frozenset(where.message_ids)
+        seqs = None if where.seqs is None else frozenset(where.seqs)
 
         def chosen(entry: Entry) -> bool:
             deaths = entry.message.route.deaths
             key = deaths[-1].key if deaths else entry.message.route.key
             if keys is not None and not keys.match(key, None):
+                return False
+            if seqs is not None and int(entry.seq) not in seqs:
                 return False
             if ids is not None and self._rest.message_id(entry) not in ids:
                 return False
@@ -190,7 +202,7 @@ def add_routes(router: Router, api: Api, messages: Messages) -> None:
     letters = Letters(api, messages)
     queue = "/api/v1/queues/{name}"
     tag = "messages"
-    router.add("GET", f"{queue}/messages", letters.look, {200: Looked}, tag=tag)
+    router.add("GET", f"{queue}/messages", letters.look, {200: (Looked, bytes)}, tag=tag)
     router.add("POST", f"{queue}/purge", letters.purge, {200: Purged}, tag=tag)
     router.add("POST", f"{queue}/move", letters.move, {200: Moved}, tag=tag)
-    router.add("POST", f"{queue}/redrive", letters.redrive, {200: Redriven}, tag=tag)
+    router.add("POST", f"{queue}/redrive", letters.redrive, {200: (Redriven, bytes)}, tag=tag)

@@ -8,15 +8,17 @@ import msgspec
 
 from rookery import properties
 from rookery.core.entries import Entry, Lease
+from rookery.core.queue import Queue
 from rookery.core.topology import Tenant
 from rookery.core.transactions import Batch, Publish, apply, publish_batch
-from rookery.errors import InvalidArgument
-from rookery.wire import api_bodies
-from rookery.wire.api import Api
+from rookery.errors import InvalidArgument, LeaseLost
+from rookery.wire import api_bodies, packed
+from rookery.wire.api import KEY_HEADER, Api
 from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, Item, check_routing_key
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer, Router
+from rookery.wire.http_routes import Answer, Content, Router
 from rookery.wire.http_trace import answer_trace
+from rookery.wire.packed import KEY, PACKED, PackedMessage
 from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import (
@@ -36,9 +38,10 @@ WaitMs = Annotated[int, msgspec.Meta(ge=0, le=60_000)]
 ClaimCount = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Outcome = Literal["ack", "retry", "release", "reject"]
 Tokens = Annotated[list[str], msgspec.Meta(min_length=1, max_length=LEASES_MAX)]
-Reason = Annotated[str, msgspec.Meta(max_length=255)]
+Reason = Annotated[str, msgspec.Meta(max_length=65_536)]
 
 ACCEPTED: Final = {
+    PACKED: bytes,
     JSON: Item | list[Item],
     LINES[0]: str,
     EVENT: dict[str, Any],
@@ -61,11 +64,14 @@ class SentAll(msgspec.Struct, omit_defaults=True):
 
 
 class Claiming(msgspec.Struct, forbid_unknown_fields=True):
-    """Up to `max` messages under lease for `lease_ms`; `wait_ms` for the first."""
+    """Up to `max` messages under lease for `lease_ms`; `wait_ms` for the first. Without `create`, a queue that is not
+    there is an error.
+    """
 
     max: ClaimCount = 1
     wait_ms: WaitMs = 0
     lease_ms: Lasting | None = None
+    create: bool = True
 
 
 class Leased(msgspec.Struct, omit_defaults=True):
@@ -120,13 +126,16 @@ class SettleOne(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SettleMany(msgspec.Struct, forbid_unknown_fields=True):
-    """`settle` names each lease with an outcome of its own; `leases` all get the one of `outcome`."""
+    """`settle` names each lease with an outcome of its own; `leases` all get the one of `outcome`. With `together`, one
+    that had ended refuses them all.
+    """
 
     settle: Annotated[list[SettleOne], msgspec.Meta(max_length=LEASES_MAX)] = []
     leases: Annotated[list[str], msgspec.Meta(max_length=LEASES_MAX)] = []
     outcome: Outcome = "ack"
     delay_ms: Duration | None = None
     reason: Reason = ""
+    together: bool = False
 
     def every(self) -> list[SettleOne]:
         same = [SettleOne(token, self.outcome, self.delay_ms, self.reason) for token in self.leases]
@@ -175,12 +184,14 @@ class Messages:
         type: Short | None = None,
         idempotency_key: DedupKey | None = None,
         persistent: bool = True,
+        create: bool = True,
     ) -> Answer:
         """Publish one message or many, all of them or none. A body that is neither JSON, lines of JSON nor an event is
         one message as it is: then the query says the rest, and headers of the request that begin with `X-Header-` are
-        headers of the message.
+        headers of the message. A repeated header `Idempotency-Key` adds nothing; without `create`, a queue that is not
+        there is an error.
         """
-        queue = self._rest.queue(call, name, FACE, "write")
+        queue = self._rest.queue(call, name, FACE, "write") if create else self._rest.existing(call, name, "write")
         said = _said(
             priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
         )
@@ -235,21 +246,40 @@ class Messages:
     ) -> Answer:
         self._rest.check_room()
         uuid = self._shard.ids.uuid
+        earlier = self._api.repeated(call, exchange, key)
+        if earlier:
+            return self._again(call, found, earlier)
         if found.bodies is not None and not mandatory:
             count = len(found.bodies)
-            batch = Batch(exchange, key, api_bodies.PLAIN_PROPS, found.bodies, 0)
+            batch = Batch(exchange, key, found.props, found.bodies, 0)
             first = publish_batch(self._shard, tenant, batch)
+            self._api.remember(call, exchange, key, first)
             call.lasting()
             sent = [Sent(uuid(number)) for number in range(first, first + count)] if ids else None
             return Answer(201, SentAll(count, sent))
         publishes: list[Any] = [each.publish(exchange, key, mandatory) for each in found.all()]
+        keyed = sum(1 for each in publishes if each.dedup_key)
+        if 0 < keyed < len(publishes) and KEY_HEADER in call.headers:
+            raise InvalidArgument("all messages of a request have a key of their own, or none has", argument=KEY)
         last_id = int(self._shard.last_id)
         numbers = apply(self._shard, tenant, publishes)
+        if not keyed:
+            self._api.remember(call, exchange, key, numbers[0])
         call.lasting()
         all_sent = self.sent(publishes, numbers, last_id) if ids or found.single else None
         if found.single and all_sent is not None:
             return Answer(200 if all_sent[0].duplicate else 201, all_sent[0])
         return Answer(201, SentAll(len(numbers), all_sent))
+
+    def _again(self, call: Call, found: api_bodies.Bodies, first: int) -> Answer:
+        """The answer to a request that was made before, whose messages were numbered on from `first`."""
+        uuid = self._shard.ids.uuid
+        call.lasting()
+        every = found.all()
+        sent = [
+            Sent(properties.message_id(each.props) or uuid(first + index), True) for index, each in enumerate(every)
+        ]
+        return Answer(200, sent[0] if found.single else SentAll(len(sent), sent))
 
     def sent(self, publishes: list[Publish], numbers: list[int], last_id: int) -> list[Sent]:
         """What became of publishes that were done together, when `last_id` was the number of the last message."""
@@ -268,28 +298,43 @@ class Messages:
     def claim(self, call: Call, name: Name, body: Claiming | None = None) -> object:
         """Lease messages of a queue, at once or when there are some."""
         wanted = body or Claiming()
-        queue = self._rest.queue(call, name, FACE, "read")
+        queue = self._rest.queue(call, name, FACE, "read") if wanted.create else self._rest.existing(call, name, "read")
 
-        def done(leases: list[Lease]) -> LeasedAll:
+        def done(leases: list[Lease]) -> object:
+            if wants_packed(call):
+                return packed_content([self.pack(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
             if len(leases) == 1:
                 call.tag = leases[0].token()
                 answer_trace(call, leases[0].entry.message.props)
             return LeasedAll([self._delivery(lease) for lease in leases])
 
-        lease_ms = wanted.lease_ms or self._rest.options.lease_ms
+        lease_ms = wanted.lease_ms or _lease_ms_of(queue) or self._rest.options.lease_ms
         return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
 
     def settle(self, call: Call, name: CheckedName, body: SettleMany) -> SettledAll:
         """Settle many leases of a queue, each with its outcome."""
         call.principal.require("read", name)
         every = body.every()
+        if self._api.repeated(call, "", name):
+            call.lasting()
+            return SettledAll(len(every), [])
         lost = []
+        found: list[tuple[SettleOne, Lease]] = []
         for one in every:
             lease = self._lease(call, name, one.lease)
             if lease is None:
                 lost.append(one.lease)
             else:
+                found.append((one, lease))
+        if lost and body.together:
+            raise LeaseLost(f"lease {lost[0][:300]} has ended", argument="lease")
+        for one, lease in found:
+            if lease.live:
                 one.do(lease)
+            else:
+                lost.append(one.lease)
+        # a settle that is made again does no harm, so its key need not outlive this process
+        self._api.remember_here(call, "", name)
         call.lasting()
         return SettledAll(len(every) - len(lost), lost)
 
@@ -311,6 +356,25 @@ class Messages:
         shown = self.show(lease.entry, int(lease.attempt))
         shown.lease = lease.token()
         return shown
+
+    def pack(self, entry: Entry, attempt: int, lease: str = "") -> PackedMessage:
+        """A message for Rookery's client."""
+        stored = entry.message
+        return PackedMessage(
+            self._rest.message_id(entry),
+            stored.props,
+            stored.body,
+            stored.route.exchange,
+            stored.route.key,
+            int(stored.priority),
+            int(entry.enqueued_ms),
+            int(stored.expires_ms),
+            attempt,
+            entry.redelivered,
+            lease,
+            int(entry.seq),
+            [death.as_dict() for death in stored.route.deaths],
+        )
 
     def show(self, entry: Entry, attempt: int) -> Leased:
         message, coded = content_of(entry)
@@ -337,6 +401,22 @@ class Messages:
             due_ms=int(entry.due_ms),
             deaths=[death.as_dict() for death in stored.route.deaths] or None,
         )
+
+
+def _lease_ms_of(queue: Queue) -> int:
+    """The lease that was said of a queue, by who declared it or by a policy; 0 when nothing was."""
+    tenant = queue.tenant
+    policy = tenant.policy_for(queue.name)
+    said = "lease_ms" in tenant.said[queue.name] or (policy is not None and "lease_ms" in policy.settings)
+    return int(queue.settings.lease_ms) if said else 0
+
+
+def wants_packed(call: Call) -> bool:
+    return PACKED in call.header(b"accept")
+
+
+def packed_content(value: object) -> Content:
+    return Content(packed.encode(value), PACKED.encode())
 
 
 def _said(
@@ -370,20 +450,20 @@ def add_routes(router: Router, api: Api) -> Messages:
     sent = (Sent, SentAll)
     tag = "messages"
     router.add(
-        "POST", f"{queue}/messages", messages.publish_to_queue, {201: sent, 200: Sent}, tag=tag, accepts=ACCEPTED
+        "POST", f"{queue}/messages", messages.publish_to_queue, {201: sent, 200: sent}, tag=tag, accepts=ACCEPTED
     )
     router.add(
         "POST",
         "/api/v1/exchanges/{name}/messages",
         messages.publish_to_exchange,
-        {201: sent, 200: Sent},
+        {201: sent, 200: sent},
         tag=tag,
         accepts=ACCEPTED,
     )
-    router.add("POST", f"{queue}/claim", messages.claim, {200: LeasedAll}, tag=tag)
+    router.add("POST", f"{queue}/claim", messages.claim, {200: (LeasedAll, bytes)}, tag=tag)
     router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, tag=tag)
     router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, tag=tag)
     return messages
 
 
-__all__ = ["Leased", "Messages", "Sent", "SettleOne", "add_routes"]
+__all__ = ["Leased", "Messages", "Sent", "SettleOne", "add_routes", "packed_content", "wants_packed"]

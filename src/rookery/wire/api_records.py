@@ -21,9 +21,11 @@ from rookery.store.columns import check_columns
 from rookery.store.records import RecordView, read_message
 from rookery.wire.api import ARROW, Api
 from rookery.wire.api_bodies import PartitionIndex, is_json
+from rookery.wire.api_messages import packed_content, wants_packed
 from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Content, Router
+from rookery.wire.packed import PackedMessage, PackedPage, PackedRecord
 from rookery.wire.rest import plain
 from rookery.wire.rest_types import CheckedShort, Name, WaitSeconds
 
@@ -88,7 +90,7 @@ class Records:
             stop = min(stop, start + limit)
         if wants_arrow(call):
             return self._arrow(call, chosen, start, stop, names, routing_key)
-        wish = _Wish(chosen, start, stop, names, routing_key, to is None, limit or PAGE_RECORDS)
+        wish = _Wish(chosen, start, stop, names, routing_key, to is None, limit or PAGE_RECORDS, wants_packed(call))
         if start >= stop and wait and to is None:
             _Waiting(self._api, call, wish, int(wait * 1000), lambda: self._json(call, wish))
             return LATER
@@ -158,6 +160,7 @@ class _Wish:
         routing_key: str,
         is_open: bool,
         limit: int,
+        packed: bool,
     ) -> None:
         self.partition = partition
         self.start = start
@@ -166,6 +169,7 @@ class _Wish:
         self.routing_key = routing_key
         self.is_open = is_open
         self.limit = limit
+        self.packed = packed
 
 
 class _Page:
@@ -185,16 +189,34 @@ class _Page:
             self._keys.add(wish.routing_key, None, self)
 
     def of(self, raws: list[bytes], following: int) -> Content:
-        rows = []
+        rows: list[Any] = []
         view = RecordView()
         for raw in raws:
             view.read(raw, 0)
             message = read_message(raw, self._routes)
             if self._keys is not None and not self._keys.match(message.route.key, None):
                 continue
-            rows.append(self._row(message, int(view.offset), int(view.stamp)))
+            if self.wish.packed:
+                rows.append(PackedRecord(int(view.offset), self._packed(message, int(view.stamp))))
+            else:
+                rows.append(self._row(message, int(view.offset), int(view.stamp)))
+        if self.wish.packed:
+            return packed_content(PackedPage(following, self._end, rows))
         page = RecordPage(self._stream, self._index, following, self._end, rows)
         return Content(msgspec.json.encode(page), b"application/json")
+
+    def _packed(self, message: Message, stamp_ms: int) -> PackedMessage:
+        return PackedMessage(
+            properties.message_id(message.props) or self._uuid(int(message.public_id)),
+            message.props,
+            message.body,
+            message.route.exchange,
+            message.route.key,
+            int(message.priority),
+            stamp_ms,
+            int(message.expires_ms),
+            deaths=[death.as_dict() for death in message.route.deaths],
+        )
 
     def _row(self, message: Message, offset: int, stamp_ms: int) -> dict[str, Any]:
         row = {

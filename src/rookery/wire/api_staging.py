@@ -16,13 +16,14 @@ from rookery.wire.api import ARROW, Api, require_some
 from rookery.wire.api_bodies import JSON, LINES, Item, check_routing_key
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router
+from rookery.wire.packed import PACKED
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import CheckedName, CheckedShort, Name
 
 ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
-ROWS: Final = {JSON: list[Item], LINES[0]: str, ARROW.decode(): bytes}
+ROWS: Final = {JSON: list[Item], LINES[0]: str, ARROW.decode(): bytes, PACKED: bytes}
 """What bodies of chunks may be, for the OpenAPI document."""
 
 
@@ -105,9 +106,14 @@ class StagingRoutes:
         check_routing_key(routing_key)
         return self._stage(call, body, chunk, "", name, routing_key)
 
-    def stage_to_queue(self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None) -> object:
-        """Stage rows for a queue."""
-        self._api.rest.queue(call, name, FACE, "write")
+    def stage_to_queue(
+        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, create: bool = True
+    ) -> object:
+        """Stage rows for a queue. Without `create`, one that is not there is an error."""
+        if create:
+            self._api.rest.queue(call, name, FACE, "write")
+        else:
+            self._api.rest.existing(call, name, "write")
         return self._stage(call, body, chunk, "", "", name)
 
     def _stage(self, call: Call, body: bytes, chunk: str | None, stream: str, exchange: str, key: str) -> object:

@@ -170,14 +170,20 @@ class Streams:
         idempotency_key: DedupKey | None = None,
     ) -> Answer:
         """Append one record or many, all of them or none; where they are. Records of one `key` are in one partition, in
-        order. A body that is neither JSON, lines of JSON nor an event is one record as it is.
+        order. A body that is neither JSON, lines of JSON nor an event is one record as it is. A repeated header
+        `Idempotency-Key` adds nothing.
         """
         stream = self._api.stream(call, name, "write")
         said = Item(message_id=message_id, idempotency_key=idempotency_key, key=key, partition=partition)
         found = api_bodies.read(call, body, int(self._shard.wall_ms), said)
         messages = found.all()
+        if self._api.repeated(call, "", name):
+            call.lasting()
+            gone = [Appended(None, None, True) for _ in messages]
+            return Answer(200, gone[0] if found.single else AppendedAll(len(gone), gone))
         self._check(stream, messages, found.single)
         positions = [self._append(stream, each) for each in messages]
+        self._api.remember(call, "", name, int(self._shard.last_id))
         call.lasting()
         if found.single:
             return Answer(200 if positions[0].duplicate else 201, positions[0])
@@ -325,7 +331,7 @@ def add_routes(router: Router, api: Api) -> Streams:
     routes = Streams(api)
     one = "/api/v1/streams/{name}"
     made = {201: StreamMade, 200: StreamMade}
-    sent = {201: (Appended, AppendedAll), 200: Appended}
+    sent = {201: (Appended, AppendedAll), 200: (Appended, AppendedAll)}
     tag: Literal["streams"] = "streams"
     router.add("GET", "/api/v1/streams", routes.all, {200: StreamPage}, tag=tag)
     router.add("PUT", one, routes.declare, made, tag=tag)

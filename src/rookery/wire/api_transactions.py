@@ -7,17 +7,20 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rookery.core.topology import Tenant
-from rookery.core.transactions import TIMEOUT_MS, Publish, Settle, Transaction, apply
+from rookery.core.transactions import OUTCOMES, TIMEOUT_MS, Publish, Settle, Transaction, apply
 from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
+from rookery.wire import packed
 from rookery.wire.api import Api, require_some
-from rookery.wire.api_bodies import Item
+from rookery.wire.api_bodies import JSON, Item, of_packed
 from rookery.wire.api_messages import Messages, Sent, SettleOne
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import CHECKED, Router
+from rookery.wire.http_routes import CHECKED, Router, decode_json
 from rookery.wire.http_trace import trace_of
+from rookery.wire.packed import PACKED, PackedWork
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import Name
 
+SCOPE: Final = "amq.topic"
 TIMEOUT_MAX_MS: Final = 3_600_000
 ID_MAX: Final = 255
 
@@ -59,6 +62,9 @@ class TransactionDone(msgspec.Struct):
     messages: list[Sent]
 
 
+_work = msgspec.json.Decoder(Work).decode
+
+
 class TransactionRoutes:
     """The routes. A transaction by id belongs to the credential's user, in its tenant."""
 
@@ -68,11 +74,21 @@ class TransactionRoutes:
         self._shard = api.shard
         self._messages = messages
 
-    def run(self, call: Call, body: Work) -> TransactionDone:
-        """Do all of this, or nothing."""
+    def run(self, call: Call, body: bytes) -> TransactionDone:
+        """Do all of this, or nothing. A repeated header `Idempotency-Key` does nothing more."""
         require_some_right(call)
         tenant = self._api.tenant(call)
-        operations = self._operations(call, tenant, body)
+        if call.header(b"content-type").partition(";")[0].strip().lower() == PACKED:
+            work: PackedWork | Work = packed.read(packed.decode_work, body)
+        else:
+            work = decode_json(_work, body)
+        # the scope of its key: the topic exchange is always there
+        earlier = self._api.repeated(call, SCOPE, "")
+        if earlier:
+            return self._again(call, work, earlier)
+        operations = (
+            self._packed(call, tenant, work) if isinstance(work, PackedWork) else self._operations(call, tenant, work)
+        )
         if not operations:
             raise InvalidArgument("there is nothing to do", argument="publish")
         most = tenant.limits.transaction_operations_max
@@ -81,9 +97,40 @@ class TransactionRoutes:
         self._rest.check_room()
         last_id = int(self._shard.last_id)
         numbers = apply(self._shard, tenant, operations)
+        self._api.remember(call, SCOPE, "", numbers[0] if numbers else max(1, last_id))
         call.lasting()
         publishes = [each for each in operations if isinstance(each, Publish)]
-        return TransactionDone("committed", len(body.settle), self._messages.sent(publishes, numbers, last_id))
+        return TransactionDone("committed", len(work.settle), self._messages.sent(publishes, numbers, last_id))
+
+    def _again(self, call: Call, work: PackedWork | Work, first: int) -> TransactionDone:
+        """The answer to a request that was made before, whose messages, unless they have keys, were numbered on."""
+        call.lasting()
+        uuid = self._shard.ids.uuid
+        sent = [Sent(uuid(first + index), True) for index in range(len(work.publish))]
+        return TransactionDone("committed", len(work.settle), sent)
+
+    def _packed(self, call: Call, tenant: Tenant, work: PackedWork) -> list[Publish | Settle]:
+        """What the core is to do, as Rookery's client says it; its queues must be there."""
+        operations: list[Publish | Settle] = []
+        for index, each in enumerate(work.settle):
+            if each.outcome not in OUTCOMES:
+                raise InvalidArgument(f"{each.outcome[:50]!r} is no outcome", argument=f"settle[{index}].outcome")
+            one = SettleOne(each.lease, "ack", None if each.delay_ms < 0 else each.delay_ms, each.reason)
+            operation = self._settle(call, tenant, one, index)
+            operation.outcome = each.outcome
+            operations.append(operation)
+        now_ms = int(self._shard.wall_ms)
+        for p in work.publish:
+            key = p.routing_key or ""
+            if p.exchange:
+                call.principal.require("write", p.exchange, kind="exchange")
+                tenant.exchange(p.exchange)
+            else:
+                call.principal.require("write", key)
+                if key not in tenant.streams:
+                    tenant.check_owner(tenant.queue(key), None)
+            operations.append(of_packed(p, now_ms).publish(p.exchange, key, p.mandatory))
+        return operations
 
     def begin(self, call: Call, id: TransactionId, body: Beginning | None = None) -> TransactionShown:
         """Begin a transaction under an id of your own. It is rolled back when it is not ended in time."""
@@ -195,7 +242,7 @@ def add_routes(router: Router, api: Api, messages: Messages) -> None:
     routes = TransactionRoutes(api, messages)
     root = "/api/v1/transactions"
     more: dict[str, Any] = {"tag": "transactions"}
-    router.add("POST", root, routes.run, {200: TransactionDone}, **more)
+    router.add("POST", root, routes.run, {200: TransactionDone}, accepts={JSON: Work, PACKED: bytes}, **more)
     router.add("PUT", f"{root}/{{id}}", routes.begin, {201: TransactionShown}, **more)
     router.add("GET", f"{root}/{{id}}", routes.look, {200: TransactionShown}, **more)
     router.add("POST", f"{root}/{{id}}/add", routes.add, {200: TransactionShown}, **more)

@@ -15,7 +15,7 @@ from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
 from rookery.core.snapshots import dead_count
-from rookery.errors import InvalidArgument
+from rookery.errors import AlreadyExists, InvalidArgument
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.http_trace import answer_trace, carry
@@ -66,6 +66,10 @@ class QueueOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     grouped: bool | None = None
     lease_ms: Lasting | None = None
     dedup_window_ms: Lasting | None = None
+    dedup: bool | None = None
+    queue_type: Literal["classic", "quorum"] | None = None
+    consumer_timeout_ms: Duration | None = None
+    arguments: dict[str, Any] | None = None
 
 
 class QueueMade(msgspec.Struct):
@@ -279,11 +283,13 @@ class Queues:
         self._rest = rest
         self._pulling = Pulling(rest)
 
-    def create(self, call: Call, name: Name, body: QueueOptions | None = None) -> Answer:
-        """Create a queue. The same again is fine, with other options a conflict."""
+    def create(self, call: Call, name: Name, body: QueueOptions | None = None, new: bool = False) -> Answer:
+        """Create a queue. The same again is fine, with other options a conflict; with `new`, any that is there."""
         call.principal.require("configure", name)
         said = {} if body is None else {n: v for n, v in msgspec.to_builtins(body).items() if v is not None}
         tenant = self._rest.tenant(call)
+        if new and name in tenant.queues:
+            raise AlreadyExists(f"queue {name!r} already exists", argument="queue")
         queue, created = self._rest.declare(tenant, name, said, FACE)
         call.lasting()
         return Answer(201 if created else 200, QueueMade(name, created, queue.settings.as_dict()))
