@@ -16,7 +16,7 @@ import rookery
 from rookery import errors
 from rookery.clock import ManualClock
 from rookery.embed import Message
-from rookery.embed.engine import AsyncSignal, Signal
+from rookery.embed.workers import AsyncSignal, Signal
 from tests.contract.faces import FACES, Face, counts, faced, until
 
 face = pytest.fixture(faced, params=FACES)

@@ -10,9 +10,10 @@ from typing import Any, Final, Generic, TypeVar
 from rookery.core.policy import TIME_MAX_MS
 from rookery.core.topology import NAME_MAX_BYTES, Tenant, check_name
 from rookery.core.transactions import Batch, Publish
-from rookery.embed.engine import AsyncEngine, AsyncSignal, Engine, Signal
+from rookery.embed.engine import AsyncEngine, Engine
 from rookery.embed.messages import pack, pack_batch
 from rookery.embed.options import TOPIC_MAX_CHARS, Config
+from rookery.embed.workers import AsyncSignal, Signal
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidTopic, InvalidType, RookeryError
 
 TOPICS: Final = "amq.topic"

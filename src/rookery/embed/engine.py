@@ -9,26 +9,23 @@ none. Listeners attached to a broker use the same turn through `begin` and `end`
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import threading
-import time
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Final, Self, TypeVar, cast
 
 from rookery.clock import Clock, ManualClock
 from rookery.core import ranges
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition
+from rookery.embed.workers import AsyncWorkers, Signal, Workers
 from rookery.errors import (
-    InvalidType,
     NotInitialized,
     OffsetOutOfRange,
-    RecoveredPanic,
     RookeryError,
     StoreDamaged,
     StoreError,
@@ -45,9 +42,6 @@ READING_MS: Final = 3_600_000
 
 TIMER_MAX_MS: Final = 1_000
 """The longest sleep while something is due later: a jump of the wall clock is noticed within this time."""
-
-WAIT_MAX_MS: Final = 1_000_000_000_000
-"""The longest single wait that every platform can express, about 31 years."""
 
 
 class _Forks:
@@ -220,35 +214,15 @@ class _Engine:
         raise NotImplementedError
 
 
-class Signal:
-    """Wakes every thread that waits on it.
-
-    Several may wait on one signal as long as it is cleared within a turn, and only when there is nothing to be had.
-    """
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def wait(self, timeout_ms: float | None) -> bool:
-        """Whether it was set in time."""
-        return self._event.wait(None if timeout_ms is None else min(max(0.0, timeout_ms), WAIT_MAX_MS) / 1000)
-
-
-class Engine(_Engine):
+class Engine(_Engine, Workers):
     """The engine of the blocking face: any thread may take a turn, a thread of its own keeps the time."""
 
     def __init__(self, clock: Clock, secret: bytes) -> None:
-        super().__init__(clock, secret)
+        _Engine.__init__(self, clock, secret)
+        Workers.__init__(self)
         self._lock = threading.RLock()
         self._timer = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._workers: list[threading.Thread] = []
         self._progress = threading.Condition(self._lock)
         self.change = Change(self)
 
@@ -327,29 +301,6 @@ class Engine(_Engine):
     def start(self) -> None:
         """Nothing to do: threads start when they are needed."""
 
-    def check_handler(self, function: Callable[..., object]) -> None:
-        """Refuse what `call` cannot call."""
-        if is_coroutine_function(function):
-            raise InvalidType("a coroutine function needs an AsyncBroker", argument="handler")
-
-    def call(self, function: Callable[..., object], *arguments: object) -> object:
-        """Call a user's function."""
-        return function(*arguments)
-
-    def spawn(self, work: Callable[..., None], *arguments: object) -> None:
-        """Run `work` in a thread of its own until it returns."""
-        worker = threading.Thread(target=work, args=arguments, name="rookery-worker", daemon=True)
-        self._workers = [w for w in self._workers if w.is_alive()]
-        worker.start()
-        self._workers.append(worker)
-
-    def join(self, grace_ms: int) -> None:
-        """Wait for all that was spawned; what has not ended in time is left to itself."""
-        until = time.monotonic() + grace_ms / 1000
-        for worker in self._workers:
-            if worker is not threading.current_thread():
-                worker.join(max(0.0, until - time.monotonic()))
-
     def stop(self) -> None:
         """Write what is not written yet, and end the timer."""
         journal = self.journal
@@ -389,56 +340,14 @@ class Change:
             engine.lasting()
 
 
-class AsyncSignal:
-    """Wakes every task that waits on it."""
-
-    def __init__(self) -> None:
-        self._set = False
-        self._waiters: list[asyncio.Future[bool]] = []
-
-    def set(self) -> None:
-        self._set = True
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(True)
-        self._waiters.clear()
-
-    def clear(self) -> None:
-        self._set = False
-
-    async def wait(self, timeout_ms: float | None) -> bool:
-        """Whether it was set in time."""
-        if self._set:
-            return True
-        loop = get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        self._waiters.append(waiter)
-        timer = None
-        if timeout_ms is not None:
-            timer = loop.call_later(min(max(0.0, timeout_ms), WAIT_MAX_MS) / 1000, _give_up, waiter)
-        try:
-            return await waiter
-        finally:
-            if timer is not None:
-                timer.cancel()
-            # whoever was woken is off the list; to look for him there would cost as much as there are others
-            if (waiter.cancelled() or not waiter.done() or not waiter.result()) and waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-
-def _give_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
-
-
-class AsyncEngine(_Engine):
+class AsyncEngine(_Engine, AsyncWorkers):
     """The engine of the async face: everything happens in one event loop, the first that uses it."""
 
     def __init__(self, clock: Clock, secret: bytes) -> None:
-        super().__init__(clock, secret)
+        _Engine.__init__(self, clock, secret)
+        AsyncWorkers.__init__(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._lasting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.change = AsyncChange(self)
 
@@ -541,40 +450,6 @@ class AsyncEngine(_Engine):
         if loop is not self._loop:
             self._adopt(loop)
 
-    def check_handler(self, function: Callable[..., object]) -> None:
-        """Plain functions and coroutine functions both will do; a plain one holds up the loop while it runs."""
-
-    async def call(self, function: Callable[..., object], *arguments: object) -> object:
-        """Call a user's function, and wait for it when it is a coroutine function."""
-        result = function(*arguments)
-        if not inspect.isawaitable(result):
-            return result
-        try:
-            return await result
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RecoveredPanic("it cancelled itself") from None
-
-    def spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
-        """Run `work` in a task of its own until it returns."""
-        assert self._loop is not None
-        task = self._loop.create_task(work(*arguments))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def join(self, grace_ms: int) -> None:
-        """Wait for all that was spawned; what has not ended in time is cancelled."""
-        current = asyncio.current_task()
-        pending = {task for task in self._tasks if task is not current and task.get_loop() is self._loop}
-        if pending:
-            _, late = await asyncio.wait(pending, timeout=grace_ms / 1000)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=1)
-
     async def stop(self) -> None:
         """Write what is not written yet, and end the timer."""
         journal = self.journal
@@ -591,11 +466,6 @@ class AsyncEngine(_Engine):
         self.closed = True
         if self._handle is not None:
             self._handle.cancel()
-
-
-def is_coroutine_function(function: object) -> bool:
-    """Whether calling it gives a coroutine: a coroutine function, or an object that is called by one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 class AsyncChange:

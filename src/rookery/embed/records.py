@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 from rookery import properties
 from rookery.core.shard import Shard
 from rookery.core.stream import KEY_HEADER, Follower, Partition
-from rookery.embed.engine import AsyncSignal, Signal
 from rookery.embed.messages import Message, unpack_message, wall_ms
+from rookery.embed.workers import AsyncSignal, Signal
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.model import Message as StoredMessage
 from rookery.store.records import RecordView

@@ -64,14 +64,15 @@ class SentAll(msgspec.Struct, omit_defaults=True):
 
 
 class Claiming(msgspec.Struct, forbid_unknown_fields=True):
-    """Up to `max` messages under lease for `lease_ms`; `wait_ms` for the first. Without `create`, a queue that is not
-    there is an error.
+    """Up to `max` messages under lease for `lease_ms`; `wait_ms` for the first. With `ack` they are acked as they are
+    handed out; without `create`, a queue that is not there is an error.
     """
 
     max: ClaimCount = 1
     wait_ms: WaitMs = 0
     lease_ms: Lasting | None = None
     create: bool = True
+    ack: bool = False
 
 
 class Leased(msgspec.Struct, omit_defaults=True):
@@ -301,15 +302,23 @@ class Messages:
         queue = self._rest.queue(call, name, FACE, "read") if wanted.create else self._rest.existing(call, name, "read")
 
         def done(leases: list[Lease]) -> object:
-            if wants_packed(call):
-                return packed_content([self.pack(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
-            if len(leases) == 1:
-                call.tag = leases[0].token()
-                answer_trace(call, leases[0].entry.message.props)
-            return LeasedAll([self._delivery(lease) for lease in leases])
+            made: object = self._claimed(call, leases)
+            if wanted.ack:
+                for lease in leases:
+                    lease.queue.ack(lease)
+                call.lasting()
+            return made
 
         lease_ms = wanted.lease_ms or _lease_ms_of(queue) or self._rest.options.lease_ms
         return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
+
+    def _claimed(self, call: Call, leases: list[Lease]) -> object:
+        if wants_packed(call):
+            return packed_content([self.pack(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
+        if len(leases) == 1:
+            call.tag = leases[0].token()
+            answer_trace(call, leases[0].entry.message.props)
+        return LeasedAll([self._delivery(lease) for lease in leases])
 
     def settle(self, call: Call, name: CheckedName, body: SettleMany) -> SettledAll:
         """Settle many leases of a queue, each with its outcome."""

@@ -72,12 +72,20 @@ class Records:
         columns: str = "",
         routing_key: CheckedShort = "",
         wait: WaitSeconds = 0,
+        positions: str = "",
     ) -> object:
         """Records from an offset up to, not including, another: as JSON a page of up to 1,000, or, where `Accept` asks
         for `application/vnd.apache.arrow.stream`, all as one Arrow stream. `columns`, divided by commas, names those
         wanted, `routing_key` is a topic pattern. At the end of the stream JSON may `wait` some seconds for more.
+        `positions`, such as `0:41,1:17`, reads on in the first of several partitions that has more, or waits for any.
         """
         stream = self._api.stream(call, name, "read")
+        if positions:
+            wishes = [
+                _Wish(stream.partition(index), offset, 0, [], "", True, limit or PAGE_RECORDS, wants_packed(call))
+                for index, offset in _positions(positions)
+            ]
+            return self._any(call, wishes, int(wait * 1000))
         chosen = stream.partition(partition)
         names = check_columns([column for column in columns.split(",") if column])
         start = int(chosen.first) if from_ is None else from_
@@ -92,9 +100,21 @@ class Records:
             return self._arrow(call, chosen, start, stop, names, routing_key)
         wish = _Wish(chosen, start, stop, names, routing_key, to is None, limit or PAGE_RECORDS, wants_packed(call))
         if start >= stop and wait and to is None:
-            _Waiting(self._api, call, wish, int(wait * 1000), lambda: self._json(call, wish))
+            _Waiting(self._api, call, [chosen], int(wait * 1000), lambda: self._json(call, wish))
             return LATER
         return self._json(call, wish)
+
+    def _any(self, call: Call, wishes: list[_Wish], wait_ms: int) -> object:
+        """Read on in the first partition that has more; wait for one if there is none."""
+        for wish in wishes:
+            wish.partition.check(wish.start)
+        for wish in wishes:
+            if wish.start < int(wish.partition.visible):
+                return self._json(call, wish)
+        if not wait_ms:
+            return self._json(call, wishes[0])
+        _Waiting(self._api, call, [wish.partition for wish in wishes], wait_ms, lambda: self._any(call, wishes, 0))
+        return LATER
 
     def _arrow(
         self, call: Call, partition: Partition, start: int, stop: int, columns: list[str], routing_key: str
@@ -201,7 +221,7 @@ class _Page:
             else:
                 rows.append(self._row(message, int(view.offset), int(view.stamp)))
         if self.wish.packed:
-            return packed_content(PackedPage(following, self._end, rows))
+            return packed_content(PackedPage(self._index, following, self._end, rows))
         page = RecordPage(self._stream, self._index, following, self._end, rows)
         return Content(msgspec.json.encode(page), b"application/json")
 
@@ -281,18 +301,32 @@ def wants_arrow(call: Call) -> bool:
     return ARROW.decode() in call.header(b"accept")
 
 
+def _positions(said: str) -> list[tuple[int, int]]:
+    """Offsets by partition."""
+    found = []
+    for pair in said.split(","):
+        index, _, offset = pair.partition(":")
+        if not all(text.isascii() and text.isdecimal() and len(text) < 19 for text in (index, offset)):
+            raise InvalidArgument("positions are like 0:41,1:17", argument="positions")
+        found.append((int(index), int(offset)))
+    return found
+
+
 class _Waiting(Follower):
     """A read at the end of a stream: waits for more, or for the end of its time."""
 
-    def __init__(self, api: Api, call: Call, wish: _Wish, wait_ms: int, read: Callable[[], object]) -> None:
+    def __init__(
+        self, api: Api, call: Call, partitions: list[Partition], wait_ms: int, read: Callable[[], object]
+    ) -> None:
         self._api = api
         self._call = call
-        self._partition = wish.partition
+        self._partitions = partitions
         self._read = read
         self._over = False
         assert call.connection is not None
         self._timer = call.connection.face.later(wait_ms, self._answer)
-        self._partition.followers.append(self)
+        for partition in partitions:
+            partition.followers.append(self)
         call.suspend(self._leave, self._look)
 
     def grown(self) -> None:
@@ -308,8 +342,9 @@ class _Waiting(Follower):
 
     def _leave(self) -> None:
         self._timer.cancel()
-        if self in self._partition.followers:
-            self._partition.followers.remove(self)
+        for partition in self._partitions:
+            if self in partition.followers:
+                partition.followers.remove(self)
 
     def _answer(self) -> None:
         self._leave()
@@ -317,7 +352,7 @@ class _Waiting(Follower):
 
     def _found(self) -> object:
         # it may have been deleted meanwhile
-        stream = self._partition.stream
+        stream = self._partitions[0].stream
         stream.tenant.stream(stream.name)
         return self._read()
 

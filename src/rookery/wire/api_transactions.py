@@ -110,7 +110,7 @@ class TransactionRoutes:
         return TransactionDone("committed", len(work.settle), sent)
 
     def _packed(self, call: Call, tenant: Tenant, work: PackedWork) -> list[Publish | Settle]:
-        """What the core is to do, as Rookery's client says it; its queues must be there."""
+        """What the core is to do, as Rookery's client says it."""
         operations: list[Publish | Settle] = []
         for index, each in enumerate(work.settle):
             if each.outcome not in OUTCOMES:
@@ -127,8 +127,8 @@ class TransactionRoutes:
                 tenant.exchange(p.exchange)
             else:
                 call.principal.require("write", key)
-                if key not in tenant.streams:
-                    tenant.check_owner(tenant.queue(key), None)
+                if key in tenant.queues:
+                    tenant.check_owner(tenant.queues[key], None)
             operations.append(of_packed(p, now_ms).publish(p.exchange, key, p.mandatory))
         return operations
 

@@ -87,8 +87,9 @@ class PackedRecord(msgspec.Struct, array_like=True):
 
 
 class PackedPage(msgspec.Struct, array_like=True):
-    """Records, the offset to go on with, and the one after the last there is."""
+    """Records of a partition, the offset to go on with, and the one after the last there is."""
 
+    partition: int
     next: int
     end: int
     records: list[PackedRecord]

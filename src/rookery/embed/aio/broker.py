@@ -34,7 +34,7 @@ from rookery.embed.context import (
     check_text,
     check_topic,
 )
-from rookery.embed.engine import AsyncEngine, AsyncSignal
+from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message
 from rookery.embed.options import (
     FIXED,
@@ -47,6 +47,7 @@ from rookery.embed.options import (
     SubArguments,
     SubOptions,
 )
+from rookery.embed.workers import AsyncSignal
 from rookery.errors import (
     BrokerClosed,
     InvalidArgument,

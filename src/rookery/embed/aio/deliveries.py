@@ -15,9 +15,10 @@ from rookery.core.consumers import Mailbox
 from rookery.core.entries import Lease
 from rookery.core.transactions import OUTCOMES
 from rookery.embed.context import Context, check_not_negative, check_positive, check_text, check_timeout
-from rookery.embed.engine import AsyncEngine, AsyncSignal
+from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import JSON, Message, decode_body, unpack
 from rookery.embed.options import Outcome
+from rookery.embed.workers import AsyncSignal
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidType, LeaseLost, NotFound
 
 

@@ -24,7 +24,7 @@ from rookery.embed.context import (
     check_text,
     check_timeout,
 )
-from rookery.embed.engine import AsyncEngine, AsyncSignal
+from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message, wall_ms
 from rookery.embed.options import StreamArguments
 from rookery.embed.records import (
@@ -39,6 +39,7 @@ from rookery.embed.records import (
     record_of,
     tail_records,
 )
+from rookery.embed.workers import AsyncSignal
 from rookery.errors import BrokerClosed, GroupFenced, NotFound, StreamNotFound
 from rookery.model import PERSISTENT
 from rookery.model import Message as StoredMessage

@@ -20,9 +20,10 @@ from rookery.embed import keeping
 from rookery.embed.aio.deliveries import wait_for_leases
 from rookery.embed.aio.queues import put, put_all
 from rookery.embed.context import TOPICS, Context, check_text, check_timeout
-from rookery.embed.engine import AsyncEngine, AsyncSignal
+from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, Message, given_id, unpack
 from rookery.embed.options import AckPolicy, SubOptions
+from rookery.embed.workers import AsyncSignal
 from rookery.errors import (
     InvalidArgument,
     InvalidConfig,

@@ -35,7 +35,7 @@ from rookery.embed.context import (
     check_text,
     check_topic,
 )
-from rookery.embed.engine import Engine, Signal
+from rookery.embed.engine import Engine
 from rookery.embed.messages import Message
 from rookery.embed.options import (
     FIXED,
@@ -48,6 +48,7 @@ from rookery.embed.options import (
     SubArguments,
     SubOptions,
 )
+from rookery.embed.workers import Signal
 from rookery.errors import (
     BrokerClosed,
     InvalidArgument,

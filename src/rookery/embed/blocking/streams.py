@@ -25,7 +25,7 @@ from rookery.embed.context import (
     check_text,
     check_timeout,
 )
-from rookery.embed.engine import Engine, Signal
+from rookery.embed.engine import Engine
 from rookery.embed.messages import Message, wall_ms
 from rookery.embed.options import StreamArguments
 from rookery.embed.records import (
@@ -40,6 +40,7 @@ from rookery.embed.records import (
     record_of,
     tail_records,
 )
+from rookery.embed.workers import Signal
 from rookery.errors import BrokerClosed, GroupFenced, NotFound, StreamNotFound
 from rookery.model import PERSISTENT
 from rookery.model import Message as StoredMessage

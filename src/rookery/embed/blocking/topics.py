@@ -21,9 +21,10 @@ from rookery.embed import keeping
 from rookery.embed.blocking.deliveries import wait_for_leases
 from rookery.embed.blocking.queues import put, put_all
 from rookery.embed.context import TOPICS, Context, check_text, check_timeout
-from rookery.embed.engine import Engine, Signal
+from rookery.embed.engine import Engine
 from rookery.embed.messages import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, Message, given_id, unpack
 from rookery.embed.options import AckPolicy, SubOptions
+from rookery.embed.workers import Signal
 from rookery.errors import (
     InvalidArgument,
     InvalidConfig,
