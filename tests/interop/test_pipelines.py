@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,7 @@ from rookery.pipelines.jobs import PipelineJob
 from rookery.pipelines.runner import Runner
 from rookery.pipelines.spec import load
 from rookery.store.pipelines import Place, Status
+from tests.interop.pipeline_world import documents, publish, write
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World
 
@@ -27,30 +28,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         assert server.stop() == 0
 
 
-def write(folder: Path, world: World, text: str, name: str = "p") -> Path:
-    path = folder / f"{name}.yaml"
-    path.write_text(f"broker: {{endpoint: '{world.url}', token: {KEY}}}\n{text}")
-    return path
-
-
 def run(spark: SparkSession, path: Path, root: Path) -> Status:
     return Runner(PipelineJob(load(path)), root, spark, once=True).run()
-
-
-def publish(world: World, stream: str, rows: list[Any]) -> None:
-    world.call("POST", f"/streams/{stream}/publish", [{"message": row} for row in rows])
-
-
-def documents(world: World, stream: str) -> list[Any]:
-    """The JSON in the records of a stream."""
-    found: list[Any] = []
-    for row in world.call("GET", f"/streams/{stream}")["partitions"]:
-        at = row["first"]
-        while at < row["end"]:
-            page = world.call("GET", f"/streams/{stream}/records?partition={row['partition']}&from={at}")
-            found += [record["value"] for record in page["records"]]
-            at = page["next"]
-    return found
 
 
 def test_rows_go_to_a_table_once_and_bad_ones_into_quarantine(

@@ -35,7 +35,7 @@ def streaming(spark: SparkSession, pipeline: Pipeline, place: Place) -> Reader:
     def read(name: str, source: Source) -> DataFrame:
         if source.table:
             return lake.read(spark, place.table(source.table))
-        options = {"consumerGroup": f"pipeline-{pipeline.name}", **pipeline.broker, **source.options}
+        options = {"consumerGroup": f"pipeline-{pipeline.name}", **pipeline.connection(), **source.options}
         return spark.readStream.format("rookery").options(**options).load()
 
     return read
@@ -48,7 +48,7 @@ def batch(spark: SparkSession, pipeline: Pipeline, place: Place, ranges: Mapping
         if source.table:
             return lake.read(spark, place.table(source.table))
         chosen = {key: value for key, value in source.options.items() if not key.startswith("starting")}
-        options = {**pipeline.broker, **chosen, **ranges[name]}
+        options = {**pipeline.connection(), **chosen, **ranges[name]}
         options.pop("consumerGroup", None)
         return spark.read.format("rookery").options(**options).load()
 
@@ -118,8 +118,10 @@ def _apply(spark: SparkSession, pipeline: Pipeline, step: Step, tables: Mapping[
         named: dict[str, Any] = {name: frame for name, frame in tables.items() if f"{{{name}}}" in step.sql}
         made = spark.sql(step.sql, **named)
     else:
+        from pyspark.sql import DataFrame
+
         made = function(pipeline, step)(tables[INPUT], dict(step.params))
-        if not hasattr(made, "writeStream"):
+        if not isinstance(made, DataFrame):
             raise TypeError(f"{step.function} must return a DataFrame, not {type(made).__name__}")
     return made.withWatermark(*step.watermark) if step.watermark else made
 

@@ -78,7 +78,7 @@ class PipelineJob:
         if sink.kind == "table" or writer.quarantine is not None:
             query = frame.writeStream.foreachBatch(writer)
         else:
-            options = {**pipeline.broker, **sink.options, sink.kind: sink.target, "producerId": app}
+            options = {**pipeline.connection(), **sink.options, sink.kind: sink.target, "producerId": app}
             query = message(frame, sink).writeStream.format("rookery").options(**options)
         query = query.outputMode(sink.output_mode).queryName(pipeline.name)
         return triggered(query.option("checkpointLocation", str(place.checkpoint)), self.trigger, once).start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import string
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from rookery.spark.options import CONNECTION, sink_options, source_options
 
 INPUT: Final = "input"
 ENDPOINT: Final = "http://127.0.0.1:8080"
+KEY_VARIABLE: Final = "ROOKERY_API_KEY"
 SUFFIXES: Final = (".yaml", ".yml")
 
 BROKER_TARGETS: Final = ("stream", "topic", "exchange", "queue")
@@ -157,6 +159,17 @@ class Pipeline:
         text = json.dumps([sources, stateful, self.sink.output_mode], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def connection(self) -> dict[str, str]:
+        """The options that name the broker, with the token that `tokenEnv` names: engines have other environments."""
+        found = dict(self.broker)
+        variable = found.pop("tokenEnv", "")
+        if variable:
+            token = os.environ.get(variable, "")
+            if not token:
+                raise InvalidPipeline(f"{self.file}: broker.tokenEnv: the variable {variable} is not set")
+            found["token"] = token
+        return found
+
     def at(self, *, endpoint: str = "", master: str = "", token_env: str = "") -> Pipeline:
         """The same pipeline on another broker or engine."""
         broker = dict(self.broker)
@@ -239,7 +252,10 @@ def _name(value: Value | None, document: Value, path: Path) -> str:
 
 def _broker(value: Value | None) -> dict[str, str]:
     found = {name: each.text() for name, each in value.fields(*CONNECTION).items()} if value is not None else {}
-    return {"endpoint": ENDPOINT} | found
+    here = {"endpoint": os.environ.get("ROOKERY_URL") or ENDPOINT}
+    if not {"endpoint", "token", "tokenEnv"} & set(found) and os.environ.get(KEY_VARIABLE):
+        here["tokenEnv"] = KEY_VARIABLE
+    return here | found
 
 
 def _sources(document: Value, found: Mapping[str, Value], broker: Mapping[str, str]) -> dict[str, Source]:

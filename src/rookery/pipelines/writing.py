@@ -50,7 +50,7 @@ class Writer:
         sinks = [each for each in (pipeline.sink, pipeline.quarantine) if each is not None and each.kind == "table"]
         tables = {each.target: str(place.table(each.target)) for each in sinks}
         quarantine = pipeline.quarantine if any(e.on_fail == "quarantine" for e in pipeline.expectations) else None
-        return cls(pipeline.name, pipeline.sink, quarantine, dict(pipeline.broker), tables, app)
+        return cls(pipeline.name, pipeline.sink, quarantine, pipeline.connection(), tables, app)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self.quarantine is None:

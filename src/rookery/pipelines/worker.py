@@ -1,0 +1,158 @@
+"""A process with one Spark session and the jobs that run in it, each in a thread of its own.
+
+`rookery pipelines run` is such a process for one file; `up` starts one for each engine and watches over them. It ends
+when its jobs have ended, when it is told to (SIGTERM, SIGINT), or when whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rookery.errors import EngineLost, RookeryError
+from rookery.pipelines.jobs import Job, PipelineJob
+from rookery.pipelines.runner import Runner, reason
+from rookery.pipelines.spec import Engine, load
+from rookery.store.pipelines import LastError, Place, Status, now_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAILED: Final = 1
+"""Exit code: a job has failed for good; the others have ended."""
+LOST: Final = 75
+"""Exit code: there is no Spark, or no more; another process may have one."""
+
+BUILTIN: Final = "builtin:"
+"""What stands before the name of a job that is no file."""
+
+
+def open_session(engine: Engine, root: str | Path) -> SparkSession:
+    """The session for an engine; several jobs share its cores fairly."""
+    from rookery.spark import session
+
+    conf: dict[str, Any] = dict(engine.conf)
+    if engine.master.startswith("sc://"):
+        return session(engine.master, name="rookery-pipelines", **conf)
+    conf = {"spark.scheduler.mode": "FAIR", "spark.ui.enabled": "false"} | conf
+    # what Java keeps there halves the time of each start
+    return session(engine.master, name="rookery-pipelines", class_cache=Path(root) / "cache", **conf)
+
+
+class Worker:
+    """Jobs of one engine."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        root: str | Path,
+        *,
+        once: bool = False,
+        heard: Callable[[Status], None] | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._root = root
+        self._once = once
+        self._heard = heard
+        self._stopping = threading.Event()
+        self._runners: list[Runner] = []
+        self._lost = False
+
+    def stop(self, *_: object) -> None:
+        """End all jobs in order. May be called from anywhere, also as the handler of a signal."""
+        self._stopping.set()
+        for runner in self._runners:
+            runner.stop()
+
+    def run(self) -> int:
+        """Run all jobs to their end; returns an exit code."""
+        try:
+            spark = open_session(self._jobs[0].engine, self._root)
+        except Exception as error:  # noqa: BLE001  Java and Spark have many ways not to start
+            self._no_engine(error)
+            return LOST
+        self._runners = [Runner(job, self._root, spark, once=self._once, heard=self._heard) for job in self._jobs]
+        if self._stopping.is_set():
+            self.stop()
+        threads = [threading.Thread(target=self._run, args=(runner, spark)) for runner in self._runners]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            # short waits, because a signal is heard only between them
+            for thread in threads:
+                thread.join(0.2)
+        if self._lost:
+            # a session without its JVM cannot be stopped, and threads of py4j would keep the process
+            return LOST
+        spark.stop()
+        return FAILED if any(runner.status.state == "failed" for runner in self._runners) else 0
+
+    def _run(self, runner: Runner, spark: SparkSession) -> None:
+        if not runner.job.engine.master.startswith("sc://"):
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", runner.job.name)
+        try:
+            runner.run()
+        except EngineLost:
+            self._lost = True
+            self.stop()
+        except RookeryError as error:
+            runner.status.state = "failed"
+            runner.status.error = LastError(str(error), now_ms())
+            if self._heard is not None:
+                self._heard(runner.status)
+
+    def _no_engine(self, error: Exception) -> None:
+        for job in self._jobs:
+            status = Status(job.name, "failed", job.file, job.engine.master)
+            status.error = LastError(f"Spark does not start on {job.engine.master}: {reason(error)}", now_ms())
+            Place(self._root, job.name).tell(status)
+            if self._heard is not None:
+                self._heard(status)
+
+
+def find_job(text: str, endpoint: str = "", master: str = "") -> Job:
+    """The job of a file."""
+    return PipelineJob(load(text).at(endpoint=endpoint, master=master))
+
+
+def _watch_parent(worker: Worker) -> None:
+    """Stop when whoever started this process is gone, so that nobody runs unseen."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        wait = threading.Event()
+        while os.getppid() == parent:
+            wait.wait(1.0)
+        worker.stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What `up` starts."""
+    parser = argparse.ArgumentParser(prog="rookery.pipelines.worker")
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--endpoint", default="")
+    parser.add_argument("--master", default="")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("files", nargs="+")
+    said = parser.parse_args(arguments)
+    jobs = [find_job(file, said.endpoint, said.master) for file in said.files]
+    worker = Worker(jobs, said.root, once=said.once)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.stop)
+    _watch_parent(worker)
+    return worker.run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # threads of a lost session must not keep the process
+    os._exit(code)
