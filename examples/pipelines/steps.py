@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 def with_tax(frame: DataFrame, params: dict[str, Any]) -> DataFrame:
     """Adds `tax_cents`, by the rate of each region."""
-    from pyspark.sql.functions import col, lit, round, when
+    from pyspark.sql import functions as sql
 
-    rate = lit(params.get("otherwise", 0.0))
+    rate = sql.lit(params.get("otherwise", 0.0))
     for region, value in params["rates"].items():
-        rate = when(col("region") == region, value).otherwise(rate)
-    return frame.withColumn("tax_cents", round(col("amount_cents") * rate).cast("bigint"))
+        rate = sql.when(sql.col("region") == region, value).otherwise(rate)
+    return frame.withColumn("tax_cents", sql.round(sql.col("amount_cents") * rate).cast("bigint"))
