@@ -165,6 +165,10 @@ class Settings:
     data_dir: Annotated[FilePath, At("ROOKERY_DATA_DIR", "store.data_dir", "directory of the journal")] = Path(
         "rookery-data"
     )
+    pipelines_dir: Annotated[
+        FilePath,
+        At("ROOKERY_PIPELINES_DIR", "pipelines.dir", "root of pipelines on Spark: checkpoints, state, lake tables"),
+    ] = Path("rookery-pipelines")
     redis_url: Annotated[RedisUrl, At("REDIS_URL", "store.redis_url", "for STORE_BACKEND=redis")] = None
     database_url: Annotated[DatabaseUrl, At("DATABASE_URL", "store.database_url", "for STORE_BACKEND=postgres")] = None
     shards: Annotated[int, whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")] = 1
@@ -302,7 +306,7 @@ class Settings:
                 sources[setting.field] = given.source
             elif given is not None:
                 sources[setting.field] = f"default ({given.source} is empty)"
-        for name in ("config", "data_dir", "jwt_key_file", "tls_cert", "tls_key", "tls_ca"):
+        for name in ("config", "data_dir", "pipelines_dir", "jwt_key_file", "tls_cert", "tls_key", "tls_ca"):
             path = values.get(name, getattr(cls, name))
             values[name] = path and _absolute(path, environ, cwd)
         warnings = [text for layer in layers for text in layer.warnings]

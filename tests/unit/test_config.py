@@ -84,6 +84,7 @@ LOG_LEVEL=WARN
         store_backend="redis",
         redis_url="redis://redis:6379/0",
         data_dir=cwd / "rookery-data",
+        pipelines_dir=cwd / "rookery-pipelines",
         visibility_timeout_sec=31.0,
         max_retries=6,
         backoff_strategy="linear",
@@ -137,6 +138,7 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
         "jwt_secret": "j",
         "redis_url": "redis://r",
         "data_dir": "/d",
+        "pipelines_dir": "/p",
         "jwt_key_file": "/k",
     }
     others |= {"database_url": "postgresql://d/x", "cors_origins": "https://o.example", "dlq_suffix": "-dead"}

@@ -191,11 +191,12 @@ def load(file: str | Path) -> Pipeline:
     path = Path(file)
     document = read(path)
     found = document.fields(*_ENTRIES)
-    for name in ("sink",):
-        if name not in found:
-            document.fail(f"{name} is missing: say where rows go, such as `{name}: {{stream: enriched}}`")
+    if "sink" not in found:
+        document.fail("sink is missing: say where rows go, such as `sink: {stream: enriched}`")
     broker = _broker(found.get("broker"))
     sources = _sources(document, found, broker)
+    if "transform" not in found and len(sources) > 1:
+        found["sources"].fail("with several sources a step has to put them together: add transform")
     steps = _steps(found.get("transform"), sources)
     expectations = _expectations(found.get("expect"))
     quarantine = _sink(found["quarantine"], broker, quarantine=True) if "quarantine" in found else None
@@ -357,8 +358,6 @@ def _sink(value: Value, broker: Mapping[str, str], *, quarantine: bool = False) 
 
 def _steps(value: Value | None, sources: Mapping[str, Source]) -> tuple[Step, ...]:
     if value is None:
-        if len(sources) > 1:
-            raise InvalidPipeline("with several sources a step has to put them together: add transform")
         return ()
     steps: list[Step] = []
     known = list(sources)

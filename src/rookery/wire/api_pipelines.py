@@ -1,0 +1,46 @@
+"""Pipelines on Spark, as their runners have left word of them below a root: how each is doing, and what went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rookery.core.access import Principal
+from rookery.store.pipelines import Place, Status, statuses
+from rookery.wire.api import Api
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Router
+from rookery.wire.rest_types import Name
+
+
+class PipelineList(msgspec.Struct):
+    pipelines: list[Status]
+
+
+class Pipelines:
+    """The routes. Files are read in threads."""
+
+    def __init__(self, api: Api, root: Path) -> None:
+        self._api = api
+        self._root = root
+
+    def all(self, call: Call) -> object:
+        """How all pipelines are doing (admin)."""
+        principal: Principal = call.principal
+        principal.require_admin()
+        return self._api.later(call, lambda: statuses(self._root), PipelineList)
+
+    def one(self, call: Call, name: Name) -> object:
+        """How a pipeline is doing, with its last batch and its last error (admin)."""
+        principal: Principal = call.principal
+        principal.require_admin()
+        return self._api.later(call, lambda: Place(self._root, name).status(), lambda found: found)
+
+
+def add_routes(router: Router, api: Api, root: Path) -> None:
+    routes = Pipelines(api, root)
+    more: dict[str, Any] = {"tag": "pipelines"}
+    router.add("GET", "/api/v1/pipelines", routes.all, {200: PipelineList}, **more)
+    router.add("GET", "/api/v1/pipelines/{name}", routes.one, {200: Status}, **more)
