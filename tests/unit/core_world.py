@@ -9,6 +9,7 @@ from typing import Any
 from rookery.clock import ManualClock
 from rookery.core.consumers import KEY_HASH, Mailbox, Subscription
 from rookery.core.entries import Entry, Lease
+from rookery.core.feeds import Feed
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
@@ -220,7 +221,7 @@ def _check_memory(tenant: Tenant) -> None:
     """Every message held is counted once, however many queues hold it."""
     held: dict[int, Message] = {}
     stays: Counter[int] = Counter()
-    feeds = [feed.queue for feed in tenant.shard.feeds if feed.stream.tenant is tenant]
+    feeds = [feed.queue for feed in tenant.shard.feeds if isinstance(feed, Feed) and feed.stream.tenant is tenant]
     for queue in [*tenant.queues.values(), *feeds]:
         entries = _entries(queue)
         if entries is None:

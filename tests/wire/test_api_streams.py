@@ -557,9 +557,10 @@ def test_what_was_answered_survives_the_process(tmp_path: Path) -> None:
 def test_the_events_of_the_broker_are_for_admins(web: World, client: httpx.Client, clock: ManualClock) -> None:
     url = f"{API}/streams/rookery.events"
     publish(client, "q", 1)
-    while not (rows := ok(web.admin.get(f"{url}/records"))["records"]):
+    rows: list[Any] = []
+    while "published" not in {row["value"]["event_type"] for row in rows}:
         clock.advance(100)
-    assert {row["value"]["event_type"] for row in rows} >= {"published"}
+        rows = ok(web.admin.get(f"{url}/records"))["records"]
     assert table(web.admin, f"{url}/records").num_rows >= len(rows)
     assert "rookery.events" in [row["name"] for row in ok(web.admin.get(f"{API}/streams"))["streams"]]
     ok(web.admin.post(f"{url}/groups/pipeline/commit", json={"offsets": {"0": 1}}))

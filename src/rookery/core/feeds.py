@@ -1,12 +1,15 @@
-"""A stream for whoever consumes queues: a queue of its own that is fed from the stream, as fast as it is emptied.
+"""A stream for whoever is handed its records as they come.
 
-A protocol's consumer of a stream subscribes to the feed's queue, so credit, leases and acknowledgements are those of
-any queue; what is settled makes room for the next records. The queue belongs to nobody else, holds few messages, and is
-gone with its consumer. Records of sealed files are read by the owner of the shard, who hands them over later.
+A `Feed` is for whoever consumes queues: a queue of its own that is fed from the stream, as fast as it is emptied. A
+protocol's consumer of a stream subscribes to the feed's queue, so credit, leases and acknowledgements are those of any
+queue; what is settled makes room for the next records. The queue belongs to nobody else, holds few messages, and is
+gone with its consumer. A `Tap` is for whoever only reads. Records of sealed files are read by the owner of the shard,
+who hands them over later.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -25,33 +28,46 @@ AHEAD: Final = 100
 """How many records wait in a feed's queue beyond those that its consumer holds."""
 
 AHEAD_BYTES: Final = 1 << 20
+TAPPED: Final = 500
+"""How many records a tap takes in one turn."""
+
 SEALED: Final = 2_000
 
 ReadSealed = Callable[[str, int, int, Callable[[Sequence[bytes]], None]], None]
 """Reads records of a file from one offset up to another, and hands them over in a later turn."""
 
 
-class Feed(Follower):
-    """Records of some partitions, from positions on, into a queue. `skipped` counts those that were gone by then."""
+class Following(Follower):
+    """Records of some partitions, from positions on, for whoever has room. `skipped` counts those that were gone."""
 
     def __init__(self, stream: Stream, positions: dict[int, int]) -> None:
-        shard = stream.tenant.shard
-        settings = QueueSettings()
-        settings.durable = False
-        settings.ordered = False
         self.stream = stream
         self.positions = positions
         self.skipped = 0
-        self.queue = Queue(stream.name, stream.tenant, shard, settings)
-        self.queue.configure(settings)
-        self.queue.owner = self
         self.on_end: Callable[[str], None] | None = None
         self._turn = 0
         self._reading = False
         self._closed = False
         for index in positions:
             stream.partition(index).followers.append(self)
-        shard.feeds.append(self)
+        stream.tenant.shard.feeds.append(self)
+
+    def has_room(self, taken: int) -> bool:
+        """Whether one more record is wanted, after so many in this turn."""
+        raise NotImplementedError
+
+    def take(self, index: int, offset: int, record: bytes) -> None:
+        """The next record of a partition."""
+        raise NotImplementedError
+
+    def take_sealed(self, index: int, offset: int, records: Sequence[bytes]) -> None:
+        """The next records of a partition, from a file; there may be more of them than there is room for."""
+        for at, record in enumerate(records, offset):
+            self.positions[index] = at + 1
+            self.take(index, at, record)
+
+    def shut(self) -> None:
+        """There will be no more."""
 
     def grown(self) -> None:
         self.fill()
@@ -63,23 +79,20 @@ class Feed(Follower):
 
     def fill(self) -> None:
         """Take records over as long as there is room; within a turn, before queues are pumped."""
-        queue = self.queue
         if self._reading or self._closed:
             return
         indexes = sorted(self.positions)
         idle = 0
         taken = 0
-        while idle < len(indexes) and max(taken, queue.ready) < AHEAD:
-            if queue.bytes - queue.leased_bytes >= AHEAD_BYTES:
-                return
+        while idle < len(indexes) and self.has_room(taken):
             self._turn += 1
             taken += 1
             index = indexes[self._turn % len(indexes)]
-            idle = 0 if self._take(index, self.stream.partitions[index]) else idle + 1
+            idle = 0 if self._next(index, self.stream.partitions[index]) else idle + 1
             if self._reading:
                 return
 
-    def _take(self, index: int, partition: Partition) -> bool:
+    def _next(self, index: int, partition: Partition) -> bool:
         """Take the next record of a partition; False when there is none."""
         position = self.positions[index]
         if position < partition.first:
@@ -90,16 +103,9 @@ class Feed(Follower):
         if position < partition.tail:
             self._read_sealed(index, partition, position)
             return True
-        self._offer(index, position, partition.record(position))
+        self.positions[index] = position + 1
+        self.take(index, position, partition.record(position))
         return True
-
-    def _offer(self, index: int, offset: int, record: bytes) -> None:
-        shard = self.stream.tenant.shard
-        stored = shard.message_of(record)
-        props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(offset)})
-        message = Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0)
-        self.positions[index] = offset + 1
-        self.queue.offer(message, 0)
 
     def _read_sealed(self, index: int, partition: Partition, position: int) -> None:
         file = partition.file_of(position)
@@ -117,8 +123,7 @@ class Feed(Follower):
             self._reading = False
             if self._closed:
                 return
-            for offset, record in enumerate(records, position):
-                self._offer(index, offset, record)
+            self.take_sealed(index, position, records)
             if not records:
                 # the file was let go of, or cannot be read
                 self.skipped += stop - position
@@ -141,14 +146,79 @@ class Feed(Follower):
         shard = self.stream.tenant.shard
         if self in shard.feeds:
             shard.feeds.remove(self)
+        self.shut()
+
+    def has_more(self) -> bool:
+        """Whether there is room, and the stream has something for it."""
+        if self._reading or self._closed or not self.is_empty():
+            return False
+        return any(position < self.stream.partitions[index].visible for index, position in self.positions.items())
+
+    def is_empty(self) -> bool:
+        """Whether everything that was taken is used up."""
+        raise NotImplementedError
+
+
+class Feed(Following):
+    """Records as the messages of a queue, their offsets in a header."""
+
+    def __init__(self, stream: Stream, positions: dict[int, int]) -> None:
+        settings = QueueSettings()
+        settings.durable = False
+        settings.ordered = False
+        self.queue = Queue(stream.name, stream.tenant, stream.tenant.shard, settings)
+        self.queue.configure(settings)
+        self.queue.owner = self
+        super().__init__(stream, positions)
+
+    def has_room(self, taken: int) -> bool:
+        queue = self.queue
+        return max(taken, queue.ready) < AHEAD and queue.bytes - queue.leased_bytes < AHEAD_BYTES
+
+    def take(self, index: int, offset: int, record: bytes) -> None:
+        stored = self.stream.tenant.shard.message_of(record)
+        props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(offset)})
+        self.queue.offer(Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0), 0)
+
+    def is_empty(self) -> bool:
+        return not self.queue.ready
+
+    def shut(self) -> None:
         self.queue.empty()
         self.queue.deleted = True
 
-    def has_more(self) -> bool:
-        """Whether its queue has room, and the stream something for it."""
-        if self._reading or self._closed or self.queue.ready:
-            return False
-        return any(position < self.stream.partitions[index].visible for index, position in self.positions.items())
+
+class Tap(Following):
+    """Records as they are, handed to `taker(message, partition, offset)` unless it is `paused`."""
+
+    def __init__(self, stream: Stream, positions: dict[int, int], taker: Callable[[Message, int, int], None]) -> None:
+        self.paused = False
+        self._taker = taker
+        # of a file, its records that there was no room for
+        self._left: deque[tuple[int, int, bytes]] = deque()
+        super().__init__(stream, positions)
+
+    def has_room(self, taken: int) -> bool:
+        return not self.paused and taken < TAPPED
+
+    def take(self, index: int, offset: int, record: bytes) -> None:
+        self._taker(self.stream.tenant.shard.message_of(record), index, offset)
+
+    def take_sealed(self, index: int, offset: int, records: Sequence[bytes]) -> None:
+        self.positions[index] = offset + len(records)
+        self._left.extend((index, at, record) for at, record in enumerate(records, offset))
+
+    def fill(self) -> None:
+        while self._left and not self.paused and not self._closed:
+            self.take(*self._left.popleft())
+        if not self._left:
+            super().fill()
+
+    def is_empty(self) -> bool:
+        return not self.paused
+
+    def shut(self) -> None:
+        self._left.clear()
 
 
 def fill_all(shard: Shard) -> None:

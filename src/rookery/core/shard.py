@@ -22,7 +22,7 @@ from rookery.core.dedup import dedup_key_of, scope_of
 from rookery.core.delays import hold_back
 from rookery.core.entries import Entry, Lease
 from rookery.core.events import Events
-from rookery.core.feeds import Feed, ReadSealed, fill_all, go_on
+from rookery.core.feeds import Following, ReadSealed, fill_all, go_on
 from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
@@ -78,7 +78,7 @@ class Shard:
         self.cuts = Cuts(self)
         self.webhooks = Webhooks(self)
         self.events = Events(self)
-        self.feeds: list[Feed] = []
+        self.feeds: list[Following] = []
         self.read_sealed: ReadSealed | None = None
         # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}

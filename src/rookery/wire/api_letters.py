@@ -146,7 +146,7 @@ class Letters:
         if wants_packed(call):
             return packed_content([self._messages.pack(entry, 0) for entry, _ in found[:PACKED_MAX]])
         letters = [
-            RedrivenLetter(self._rest.message_id(entry), to, entry.message.route.deaths[0].reason)
+            RedrivenLetter(self._rest.message_id(entry.message), to, entry.message.route.deaths[0].reason)
             for entry, to in found[:SHOWN_MAX]
         ]
         return Redriven(len(found), wanted.dry_run, letters)
@@ -168,7 +168,7 @@ class Letters:
                 return False
             if seqs is not None and int(entry.seq) not in seqs:
                 return False
-            if ids is not None and self._rest.message_id(entry) not in ids:
+            if ids is not None and self._rest.message_id(entry.message) not in ids:
                 return False
             return _died_so(where, entry) and _has_headers(where, entry)
 
@@ -194,7 +194,7 @@ def _died_so(where: Where, entry: Entry) -> bool:
 def _has_headers(where: Where, entry: Entry) -> bool:
     if not where.headers:
         return True
-    there = headers_of(entry) or {}
+    there = headers_of(entry.message) or {}
     return all(name in there and there[name] == value for name, value in where.headers.items())
 
 

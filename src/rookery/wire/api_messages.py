@@ -370,7 +370,7 @@ class Messages:
         """A message for Rookery's client."""
         stored = entry.message
         return PackedMessage(
-            self._rest.message_id(entry),
+            self._rest.message_id(entry.message),
             stored.props,
             stored.body,
             stored.route.exchange,
@@ -386,13 +386,13 @@ class Messages:
         )
 
     def show(self, entry: Entry, attempt: int) -> Leased:
-        message, coded = content_of(entry)
+        message, coded = content_of(entry.message)
         stored = entry.message
         found = properties.decode(stored.props)
         stamp = found.timestamp
         return Leased(
             message=message,
-            message_id=self._rest.message_id(entry),
+            message_id=self._rest.message_id(entry.message),
             attempt=attempt,
             message_base64=coded,
             exchange=stored.route.exchange,
@@ -400,7 +400,7 @@ class Messages:
             redelivered=entry.redelivered,
             priority=int(stored.priority),
             content_type=found.content_type,
-            headers=headers_of(entry),
+            headers=headers_of(entry.message),
             correlation_id=found.correlation_id,
             reply_to=found.reply_to,
             type=found.type,

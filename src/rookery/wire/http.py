@@ -7,6 +7,8 @@ journal holds up those behind it, and answers leave in order, all of a turn in o
 
 What a peer may send is bounded (head, body, time, calls ahead of their answers), and one that does not read its answers
 is not read from. After the first fault of framing nothing more of the connection is believed.
+
+A call may change the connection to another protocol (`Call.upgrade`); from then on a tunnel has its bytes.
 """
 
 from __future__ import annotations
@@ -121,6 +123,10 @@ class HttpConnection(Peer):
         self._began_ms: i64 = 0
         self._seen_ms: i64 = 0
         self._paused_ms: i64 = 0
+        # what came behind a request for another protocol, and who speaks that one
+        self._upgrading = False
+        self._tail = b""
+        self._tunnel: Any = None
 
     # What a transport calls
 
@@ -152,7 +158,7 @@ class HttpConnection(Peer):
 
     def eof_received(self) -> bool:
         """A peer that closed its sending side still gets answers that the journal holds up; it waits for no more."""
-        if not self._calls or not all(call.settled() for call in self._calls):
+        if self._upgrading or not self._calls or not all(call.settled() for call in self._calls):
             return False
         self._deaf = True
         self._calls[len(self._calls) - 1].keep = False
@@ -162,10 +168,17 @@ class HttpConnection(Peer):
         """The peer does not read its answers: it is not asked for more requests."""
         self._write_paused = True
         self._paused_ms = self.shard.mono_ms
-        self._set_reading()
+        if self._tunnel is not None:
+            # its acknowledgements must get through
+            self._tunnel.stalled()
+        else:
+            self._set_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self._tunnel is not None:
+            self._tunnel.room()
+            return
         self._set_reading()
         for call in self._calls:
             if call.on_room is not None:
@@ -178,7 +191,10 @@ class HttpConnection(Peer):
             self.broken()
             return
         try:
-            self._receive(data)
+            if self._upgrading:
+                self._pass_on(data)
+            else:
+                self._receive(data)
         except Exception as error:  # noqa: BLE001 - a defect met by one peer must not reach the others
             if self.face.defect is not None:
                 self.face.defect(error, None)
@@ -200,9 +216,9 @@ class HttpConnection(Peer):
             self._parser.feed_data(data)
             if self._in_head and self._fed_bytes > HEAD_MAX_BYTES:
                 self._fault = too_large_head()
-        except httptools.HttpParserUpgrade:
-            # no protocol to change to is offered: the request is answered as it is, and the last one
-            self._deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrading = True
+            self._tail = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if self._fault is None:
                 self._fault = HttpFault(400, "bad_request", f"this is not HTTP/1.1: {error}")
@@ -213,6 +229,23 @@ class HttpConnection(Peer):
                 self._enqueue(call)
         if self._fault is not None:
             self._refuse(self._fault)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Hand bytes to the tunnel, or keep them until there is one."""
+        data = self._tail + data
+        self._tail = b""
+        if self._tunnel is not None:
+            if data:
+                self._tunnel.received(data)
+        elif len(data) <= HEAD_MAX_BYTES:
+            self._tail = data
+        else:
+            # nobody sends so much before the other side has agreed
+            self.broken()
+
+    def _feed_tail(self) -> None:
+        if self._tunnel is not None and not self._deaf:
+            self._pass_on(b"")
 
     def _refuse(self, fault: HttpFault) -> None:
         """Say what was wrong with the request that is being read, after all earlier answers, and listen no more."""
@@ -304,7 +337,8 @@ class HttpConnection(Peer):
             call.body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
             self._part_bytes = 0
-        call.keep = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        call.upgrading = self._parser.should_upgrade()
+        call.keep = self._parser.should_keep_alive() and not call.upgrading
         self._arrived.append(call)
 
     def _stop(self, fault: HttpFault) -> None:
@@ -348,6 +382,8 @@ class HttpConnection(Peer):
 
     def finish(self) -> bool:
         """Send the answers that are there, in order; True when the next one waits for the journal."""
+        if self._tunnel is not None:
+            return bool(self._tunnel.finish())
         calls = self._calls
         sent: i64 = 0
         waits = False
@@ -389,12 +425,17 @@ class HttpConnection(Peer):
             self._continue = False
             self.out.w.write(CONTINUE)
             self.out.touch()
+        if self._tunnel is not None:
+            return bool(self._tunnel.finish())
         return waits
 
     def _send(self, call: Call) -> bool:
         """Write an answer, or as much of it as there is; whether it is whole."""
         keep = call.keep and not self.face.closing
         out = self.out
+        if call.tunnel is not None:
+            self._change(call)
+            return True
         if call.streaming:
             if not call.head_sent:
                 call.keep = keep and not call.old
@@ -428,6 +469,21 @@ class HttpConnection(Peer):
             out.close()
         return True
 
+    def _change(self, call: Call) -> None:
+        """Agree to another protocol. What came behind the request is for the turn after this one."""
+        self.out.w.write(render(call, self.shard.wall_ms, True))
+        self.out.touch()
+        if self.face.done is not None:
+            self.face.done(call)
+        call.undo = None
+        self._tunnel = call.tunnel
+        self.out.resume(UNREAD)
+        self._tunnel.opened()
+        if self.face.closing:
+            self._tunnel.close()
+        if self._tail:
+            self.face.later(0, self._feed_tail)
+
     # The end
 
     def _forget(self, calls: list[Call]) -> None:
@@ -445,6 +501,10 @@ class HttpConnection(Peer):
         calls = self._calls
         self._calls = []
         self._forget(calls)
+        tunnel = self._tunnel
+        self._tunnel = None
+        if tunnel is not None:
+            tunnel.lost()
         for call in self._arrived:
             self.face.body_bytes -= len(call.body)
         self._arrived = []
@@ -456,11 +516,16 @@ class HttpConnection(Peer):
             self.out.transport.abort()
 
     def uncork(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.room()
         for call in self._calls:
             if call.on_room is not None:
                 call.on_room()
 
     def close_when_done(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.close()
+            return
         for call in self._calls:
             if call.streaming:
                 # it would go on for as long as its reader likes
@@ -470,6 +535,8 @@ class HttpConnection(Peer):
             self.out.close()
 
     def recheck(self, still_valid: Any) -> None:
+        if self._tunnel is not None:
+            self._tunnel.recheck(still_valid)
         for call in self._calls:
             if call.undo is not None and call.principal is not None and not still_valid(call.principal):
                 call.cancel()
@@ -478,6 +545,9 @@ class HttpConnection(Peer):
         if self._write_paused:
             if now - self._paused_ms > STALL_MAX_MS * 4:
                 self.broken()
+        elif self._tunnel is not None:
+            # whose own business time is
+            return
         elif self._call is not None and not self._deaf:
             if self.out.paused:
                 # it is not for the peer to hurry

@@ -4,6 +4,8 @@
     Bearer <key or JWT>        a key in every mode, a JWT where a `Tokens` is given
     Basic <user:password>      a user, or a key's id and secret
 
+A page in a browser cannot send that header with a WebSocket: it offers `rookery.bearer.<key or JWT>` as a subprotocol.
+
 A connection remembers the last credential it showed, as long as nothing was revoked since. Passwords are verified in
 a thread. A request without a credential, where that is allowed at all, must not come from a page of somebody else's.
 """
@@ -14,7 +16,7 @@ import base64
 import ipaddress
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from rookery.core.access import DEFAULT_TENANT, FULL, GUEST, Access, PasswordCheck, Principal
 from rookery.errors import AccessRefused, RateLimited, RookeryError, Unauthenticated
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "anonymous"
 MISSING: Final = "missing api key"
+OFFERED: Final = "rookery.bearer."
 LIMITED_MAX: Final = 100_000
 """How many credentials' rates are kept at a time."""
 
@@ -59,18 +62,20 @@ class Gatekeeper:
         """Set the principal of the call; False when that takes a while, after which `go_on` is called."""
         connection = call.connection
         credential = call.headers.get(b"authorization")
+        if credential is None and call.upgrading:
+            credential = offered_credential(call)
         if credential is None:
             if self.open_to_all:
                 refuse_strangers(call)
                 call.principal = Principal(ANONYMOUS, DEFAULT_TENANT, FULL)
-                self._limit(call)
+                self.limit(call)
             return True
         assert connection is not None
         if credential == connection.credential and connection.credential_generation == self.access.generation:
             principal: Principal = connection.credential_principal
             if principal.expires_ms is None or self._clock.wall_ms() < principal.expires_ms:
                 call.principal = principal
-                self._limit(call)
+                self.limit(call)
                 return True
         scheme, _, rest = credential.decode("latin-1").partition(" ")
         token = rest.strip()
@@ -128,9 +133,10 @@ class Gatekeeper:
             connection.credential = credential
             connection.credential_generation = self.access.generation
             connection.credential_principal = principal
-        self._limit(call)
+        self.limit(call)
 
-    def _limit(self, call: Call) -> None:
+    def limit(self, call: Call) -> None:
+        """Count a request of the call's principal, or refuse it."""
         if self._rates is not None and not call.route.open:
             principal: Principal = call.principal
             who = principal.name
@@ -198,6 +204,14 @@ class Rates:
             raise RateLimited(f"more than {self._per_second} requests a second")
 
 
+def offered_credential(call: Call) -> bytes | None:
+    """A credential among the subprotocols that are offered."""
+    for each in call.header(b"sec-websocket-protocol").split(","):
+        if each.strip().startswith(OFFERED):
+            return b"Bearer " + unquote_to_bytes(each.strip().removeprefix(OFFERED))
+    return None
+
+
 def forwarded(call: Call) -> bool:
     """Whether somebody stands between the peer and whoever asks: a proxy, or a page in a browser."""
     headers = call.headers
@@ -228,12 +242,17 @@ def refuse_strangers(call: Call) -> None:
 
     Such a page may have its own name lead to this machine, so that the browser takes the two for the same site.
     """
-    origin = call.headers.get(b"origin")
     if call.connection is None:
         return
     if call.connection.loopback and not call.old and not is_loopback_name(call.header(b"host")):
         raise AccessRefused("without authentication, this server is called by a name of this machine (localhost)")
-    if origin is None:
+    refuse_other_sites(call)
+
+
+def refuse_other_sites(call: Call) -> None:
+    """Refuse a page of another site, which the settings do not name; programs say of no page that they are."""
+    origin = call.headers.get(b"origin")
+    if call.connection is None or origin is None:
         return
     allowed = call.connection.face.origins
     if origin in allowed or b"*" in allowed or origin.partition(b"://")[2] == call.headers.get(b"host"):

@@ -77,6 +77,9 @@ class Call:
         self.head_sent = False
         self.ended = False
         self.on_room: Any = None
+        # whether another protocol is asked for, and, once that was agreed to, who speaks it
+        self.upgrading = False
+        self.tunnel: Any = None
 
     @property
     def query(self) -> bytes:
@@ -112,8 +115,23 @@ class Call:
         self.content_type = content_type
         self.ready = True
         self.streaming = False
+        self.tunnel = None
         self.undo = None
         self.poll = None
+        self.touch()
+
+    def upgrade(self, tunnel: Any) -> None:
+        """Change to another protocol: behind the answer, what the peer sends is the tunnel's, which answers by itself.
+
+        Within turns it is told `opened()`, then `received(data)` and, at the end, `lost()`. `finish()` is that of a
+        peer. `stalled()` and `room()` say that the peer stopped to read, and that it goes on or took what a turn gave
+        it; `recheck(still_valid)` and `close()` that rights have changed, and that the server ends.
+        """
+        self.status = 101
+        self.content_type = b""
+        self.tunnel = tunnel
+        self.undo = tunnel.lost
+        self.ready = True
         self.touch()
 
     def suspend(self, undo: Any, poll: Any = None) -> None:
@@ -211,7 +229,7 @@ def render(call: Call, wall_ms: int, keep: bool) -> bytes:
     if call.streaming:
         if not call.old:
             lines += b"Transfer-Encoding: chunked\r\n"
-    elif call.status != 204 and call.status != 304:
+    elif call.status != 204 and call.status != 304 and call.status != 101:
         lines += b"Content-Length: %d\r\n" % len(content)
     if not keep:
         lines += b"Connection: close\r\n"

@@ -183,7 +183,7 @@ def decode_json(decode: Callable[[bytes], Any], body: bytes) -> Any:
         return decode(body)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
-        raise InvalidArgument(text, argument=path.rstrip("`").removeprefix("$.") or "body") from None
+        raise InvalidArgument(text, argument=path.rstrip("`").removeprefix("$").removeprefix(".") or "body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}", argument="body") from None
     except RecursionError:
@@ -315,6 +315,10 @@ class Router:
         return _allowed(node) if node is not None and node.routes else []
 
     # Answering
+
+    def count(self, call: Call) -> None:
+        """Count one more request of whoever makes the call, which goes on for long, or refuse it."""
+        self._authenticator.limit(call)
 
     def handle(self, call: Call) -> None:
         """Answer a call, now or later."""

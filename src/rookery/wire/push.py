@@ -1,4 +1,5 @@
-"""Messages as they come: readers of queues, topics and streams over an answer that does not end (server-sent events).
+"""Messages as they come: readers of queues, topics and streams, over an answer that does not end (server-sent events)
+or, where the request asks for an upgrade, over a WebSocket (`push_socket`).
 
     GET /api/v1/queues/{name}/stream      what the queue holds and gets, shared with its other consumers
     GET /api/v1/topics/{name}/stream      what is published from now on, kept for a while when the reader is away
@@ -10,21 +11,44 @@ comes back with `Last-Event-ID` goes on behind that event (`push_sources`).
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 import msgspec
 
+from rookery import properties
 from rookery.core.credentials import base64url
+from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
+from rookery.errors import InvalidArgument
+from rookery.model import Message
 from rookery.wire.api import Api
 from rookery.wire.api_bodies import PartitionIndex
+from rookery.wire.api_messages import Messages
+from rookery.wire.api_streams import Streams
+from rookery.wire.http_auth import refuse_other_sites
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Answer, Content, Router
-from rookery.wire.push_sources import QueueSource, Record, Sessions, Source, StreamSource, positions_of
-from rookery.wire.rest_s2 import FACE, Delivery
+from rookery.wire.push_ops import Operations, Target, queue_target, stream_target, topic_target
+from rookery.wire.push_socket import Socket
+from rookery.wire.push_sources import (
+    UNCONFIRMED_MAX,
+    GroupSource,
+    QueueSource,
+    Reader,
+    Sessions,
+    Source,
+    StreamSource,
+    is_number,
+    positions_of,
+    start_of,
+)
+from rookery.wire.rest import content_of, headers_of, plain
+from rookery.wire.rest_s2 import FACE, Delivery, show
 from rookery.wire.rest_topics import Topics, queue_name
-from rookery.wire.rest_types import Many, Name, Short
+from rookery.wire.rest_types import AtMost, Lasting, Many, Name, Short
 from rookery.wire.turn import CORK_BYTES
+from rookery.wire.websocket import accept_key
 
 EVENTS: Final = b"text/event-stream"
 RETRY_MS: Final = 1_000
@@ -36,6 +60,9 @@ KEEP_MS: Final = 300_000
 
 ID_BYTES: Final = 9
 CREDIT: Final = 32
+
+SUBPROTOCOL: Final = "rookery.v1"
+VERSION: Final = "13"
 
 Acks = Literal["auto", "explicit"]
 
@@ -49,9 +76,12 @@ class Push:
         self._api = api
         self._rest = api.rest
         self._topics = topics
+        self._messages = Messages(api)
+        self._streams = Streams(api)
         self._random_bytes = api.random_bytes
         self._sessions = Sessions()
-        self.readers: dict[int, Events] = {}
+        self._members: dict[tuple[int, str], GroupSource] = {}
+        self.readers: dict[int, Events | Socket] = {}
 
     def tick(self) -> None:
         """What time asks for, about once a second, in a turn."""
@@ -60,14 +90,25 @@ class Push:
             reader.tick(now_ms)
         self._sessions.tick(now_ms)
 
-    def queue(self, call: Call, name: Name, ack: Acks = "auto", credit: Many = CREDIT) -> object:
-        """The messages of a queue as server-sent events. `Last-Event-ID` goes on where a broken connection ended.
+    def queue(
+        self,
+        call: Call,
+        name: Name,
+        ack: Acks = "auto",
+        credit: Many = CREDIT,
+        lease_ms: Lasting | None = None,
+        after: str = "",
+    ) -> object:
+        """The messages of a queue as server-sent events, or, upgraded, over a WebSocket. `Last-Event-ID` or `after`
+        goes on where a broken connection ended.
 
-        With `ack=explicit` each event has a `delivery_tag` that is acked as one that was pulled, and at most `credit`
-        of them are out at a time.
+        With `ack=explicit` each message has a tag or lease to settle it by, and at most `credit` of them are out at a
+        time, each for `lease_ms`.
         """
         queue = self._rest.queue(call, name, FACE, "read")
-        return self._open(call, self._of_queue(queue, "", last_id(call), ack, credit))
+        target = queue_target(self._messages, name)
+        wish = _Wish(ack, credit, lease_ms or self._rest.options.lease_ms, last_id(call) or after)
+        return self._open(call, lambda: self._of_queue(call, queue, "", wish), target, wish.explicit)
 
     def topic(
         self,
@@ -77,34 +118,67 @@ class Push:
         subscription: str = "",
         ack: Acks = "auto",
         credit: Many = CREDIT,
+        lease_ms: Lasting | None = None,
+        after: str = "",
     ) -> object:
-        """The messages of a topic as server-sent events, from now on, or behind `Last-Event-ID`.
+        """The messages of a topic as server-sent events, or, upgraded, over a WebSocket: from now on, or behind
+        `Last-Event-ID` or `after`.
 
         They are those that match `routing_key`, or those of an existing `subscription`.
         """
-        seen = last_id(call)
-        known, _, rest = seen.rpartition("/")
+        known, _, seen = (last_id(call) or after).rpartition("/")
         queue = self._topic_queue(call, name, routing_key, subscription or known, bool(subscription))
         prefix = queue.name.removeprefix(queue_name(name, "")) + "/"
-        return self._open(call, self._of_queue(queue, prefix, rest, ack, credit))
+        target = topic_target(self._messages, name, queue.name)
+        wish = _Wish(ack, credit, lease_ms or self._rest.options.lease_ms, seen)
+        return self._open(call, lambda: self._of_queue(call, queue, prefix, wish), target, wish.explicit)
 
-    def stream(self, call: Call, name: Name, from_: str = "next", partition: PartitionIndex | None = None) -> object:
-        """The records of a stream as server-sent events, behind `Last-Event-ID`, or from `first`, `next` (what is new)
-        or an offset on.
+    def stream(
+        self,
+        call: Call,
+        name: Name,
+        from_: str = "next",
+        partition: PartitionIndex | None = None,
+        after: str = "",
+        group: Short = "",
+        member: Short = "",
+        credit: AtMost = 0,
+    ) -> object:
+        """The records of a stream as server-sent events, or, upgraded, over a WebSocket: behind `Last-Event-ID` or
+        `after`, or from `first`, `next` (what is new) or an offset on.
+
+        Over a WebSocket, no more than `credit` records, unless that is 0, are out beyond those that were acked. With
+        `group`, they are those of a member's share that the group has not acked.
         """
         stream = self._api.stream(call, name, "read")
-        positions = positions_of(stream, partition, from_, last_id(call))
-        return self._open(call, StreamSource(self._rest, stream, positions))
+        target = stream_target(self._streams, name)
+        seen = last_id(call) or after
+        if not group:
+            positions = positions_of(stream, partition, from_, seen)
+            return self._open(call, lambda: StreamSource(stream, positions, credit), target, False)
+        if not call.upgrading:
+            raise InvalidArgument("a member of a group reads over a WebSocket", argument="group")
+        if partition is not None or seen:
+            raise InvalidArgument("a member reads its share, from where the group is", argument="group")
+        start_of(stream, 0, from_, False)
+        member = member or f"push-{self._api.random_text()}"
 
-    def _of_queue(self, queue: Queue, prefix: str, seen: str, ack: Acks, credit: int) -> Source:
-        known, _, number = seen.rpartition(":")
+        def begin(index: int) -> int:
+            return start_of(stream, index, from_, False)
+
+        return self._open(call, lambda: GroupSource(stream, group, member, begin, credit, self._members), target, False)
+
+    def _of_queue(self, call: Call, queue: Queue, prefix: str, wish: _Wish) -> Source:
+        known, _, number = wish.seen.rpartition(":")
         session = self._sessions.find(known, queue) if known else None
-        after = int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None
-        explicit = ack == "explicit"
-        if session is None or session.explicit != explicit or after is None:
-            session = self._sessions.open(base64url(self._random_bytes(ID_BYTES)), queue, explicit)
-            after = None
-        return QueueSource(self._rest, session, credit if explicit else 0, prefix, after)
+        after = int(number) if is_number(number) else -1
+        if session is None or session.explicit != wish.explicit or after < 0:
+            session = self._sessions.open(base64url(self._random_bytes(ID_BYTES)), queue, wish.explicit)
+            after = -1
+        credit = wish.credit if wish.explicit else 0
+        if call.upgrading and not wish.explicit:
+            credit = int(UNCONFIRMED_MAX)
+        return QueueSource(session, credit, wish.lease_ms, prefix, after)
 
     def _topic_queue(self, call: Call, topic: str, routing_key: str, known: str, named: bool) -> Queue:
         """The queue behind a topic's reader: the one it had, else a new one that goes some time after it."""
@@ -127,25 +201,88 @@ class Push:
         call.lasting()
         return queue
 
-    def _open(self, call: Call, source: Source) -> object:
+    def _open(self, call: Call, make: Callable[[], Source], target: Target, explicit: bool) -> object:
         if call.method == "HEAD":
-            source.stop()
+            make().stop()
             return Answer(200, Content(b"", EVENTS))
-        Events(self, call, source)
+        if is_websocket(call):
+            self._open_socket(call, make, target, explicit)
+        else:
+            Events(self, call, make(), explicit)
         return LATER
+
+    def _open_socket(self, call: Call, make: Callable[[], Source], target: Target, explicit: bool) -> None:
+        agree(call)
+        source = make()
+        socket = Socket(call, source, explicit, plain, self.left)
+        socket.operations = Operations(call, source, target, self._messages, self._rest.router.count)
+        call.headers.clear()
+        call.upgrade(socket)
+        self.readers[id(socket)] = socket
+        source.start(socket)
+
+    def left(self, reader: Events | Socket) -> None:
+        self.readers.pop(id(reader), None)
+
+
+class _Wish:
+    """How a reader of a queue wants to read."""
+
+    def __init__(self, ack: Acks, credit: int, lease_ms: int, seen: str) -> None:
+        self.explicit = ack == "explicit"
+        self.credit = credit
+        self.lease_ms = lease_ms
+        self.seen = seen
+
+
+def is_websocket(call: Call) -> bool:
+    return call.upgrading and call.header(b"upgrade").strip().lower() == "websocket"
+
+
+def agree(call: Call) -> None:
+    """Check a handshake, and agree to it."""
+    refuse_other_sites(call)
+    if call.header(b"sec-websocket-version").strip() != VERSION:
+        call.add_header("Sec-WebSocket-Version", VERSION)
+        raise InvalidArgument(f"only version {VERSION} is spoken", argument="Sec-WebSocket-Version")
+    accepted = accept_key(call.headers.get(b"sec-websocket-key", b"").strip())
+    if accepted is None:
+        raise InvalidArgument("the key is 16 bytes in base64", argument="Sec-WebSocket-Key")
+    call.add_header("Upgrade", "websocket")
+    call.add_header("Connection", "Upgrade")
+    call.add_header("Sec-WebSocket-Accept", accepted)
+    if SUBPROTOCOL in [each.strip() for each in call.header(b"sec-websocket-protocol").split(",")]:
+        call.add_header("Sec-WebSocket-Protocol", SUBPROTOCOL)
 
 
 def last_id(call: Call) -> str:
     return call.header(b"last-event-id").strip()
 
 
-class Events:
+class Record(msgspec.Struct, omit_defaults=True):
+    """A message of a stream. A body that is neither JSON nor text is in `message_base64`."""
+
+    partition: int
+    offset: int
+    message: Any
+    message_id: str
+    routing_key: str
+    priority: int = 0
+    message_base64: str | None = None
+    headers: dict[str, Any] | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+
+
+class Events(Reader):
     """One reader over server-sent events."""
 
-    def __init__(self, push: Push, call: Call, source: Source) -> None:
+    def __init__(self, push: Push, call: Call, source: Source, explicit: bool) -> None:
         self._push = push
         self._call = call
+        self._rest = push._rest
         self._source = source
+        self._explicit = explicit
         self._pieces: list[bytes] = []
         self._bytes = 0
         self._said_ms = call.began_ms
@@ -156,12 +293,33 @@ class Events:
         self._say(b"retry: %d\n\n" % RETRY_MS)
         source.start(self)
 
-    def arrived(self, event_id: str, value: Delivery | Record) -> None:
+    def delivered(self, entry: Entry, lease: Lease) -> None:
+        tag = lease.token() if self._explicit else None
+        self._tell(show(self._rest, entry, tag, int(lease.attempt) - 1))
+
+    def record(self, message: Message, partition: int, offset: int) -> None:
+        content, coded = content_of(message)
+        self._tell(
+            Record(
+                partition=partition,
+                offset=offset,
+                message=content,
+                message_id=self._rest.message_id(message),
+                routing_key=message.route.key,
+                priority=int(message.priority),
+                message_base64=coded,
+                headers=headers_of(message),
+                correlation_id=properties.correlation_id(message.props) or None,
+                reply_to=properties.reply_to(message.props) or None,
+            )
+        )
+
+    def _tell(self, value: Delivery | Record) -> None:
         data: bytes = _encode(value)
         if b"\n" in data or b"\r" in data:
             # between the tokens of a JSON body, where they mean nothing
             data = data.replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
-        self._say(b"id: %b\ndata: %b\n\n" % (event_id.encode(), data))
+        self._say(b"id: %b\ndata: %b\n\n" % (self._source.last_id().encode(), data))
         connection = self._call.connection
         if self._bytes > CORK_BYTES and connection is not None:
             self._source.pause()
@@ -193,6 +351,10 @@ class Events:
     def tick(self, now_ms: int) -> None:
         connection = self._call.connection
         flowing = connection is not None and not connection.write_paused
+        expires_ms = self._call.principal.expires_ms
+        if expires_ms is not None and connection is not None and connection.shard.wall_ms >= expires_ms:
+            self._call.cancel()
+            return
         self._source.tick(now_ms, flowing)
         if flowing and now_ms - self._said_ms >= HEARTBEAT_MS:
             self._say(b":\n\n")
@@ -205,10 +367,10 @@ class Events:
         self._call.end()
 
     def _leave(self) -> None:
-        self._push.readers.pop(id(self), None)
+        self._push.left(self)
         self._source.stop()
 
 
 def add_routes(router: Router, push: Push) -> None:
     for kind, handler in (("queues", push.queue), ("topics", push.topic), ("streams", push.stream)):
-        router.add("GET", f"/api/v1/{kind}/{{name}}/stream", handler, {200: bytes}, tag="push")
+        router.add("GET", f"/api/v1/{kind}/{{name}}/stream", handler, {200: bytes, 101: None}, tag="push")

@@ -5,65 +5,57 @@ connection broke says which one it saw last and goes on behind it. For a stream 
 remembered. For a queue it is a number in a `Session`: the deliveries of one reader, kept for a while after its
 connection is gone. What came after the number it names is released, and comes again at once.
 
-A delivery that needs no explicit ack is acked when it was sent `CONFIRM_MS` ago over a connection that still stands, or
-as soon as `UNCONFIRMED_MAX` later ones were sent.
+A delivery that needs no explicit ack is acked once it is known to have arrived. A reader that cannot say so is believed
+to have what was sent `CONFIRM_MS` ago over a connection that still stands, or when `UNCONFIRMED_MAX` later ones were
+sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, final
 
-import msgspec
+from mypy_extensions import i64, mypyc_attr
 
-from rookery import properties
 from rookery.core.consumers import Subscription
-from rookery.core.feeds import OFFSET_HEADER, Feed
+from rookery.core.entries import Entry, Lease
+from rookery.core.feeds import Tap
+from rookery.core.groups import Group, group_of
+from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
-from rookery.errors import InvalidArgument, OffsetOutOfRange
-from rookery.wire.rest import Rest, content_of, headers_of
-from rookery.wire.rest_s2 import Delivery, show
+from rookery.core.stream import Stream
+from rookery.errors import GroupFenced, InUse, InvalidArgument, LimitExceeded, OffsetOutOfRange
+from rookery.model import NEVER, Message
 
-if TYPE_CHECKING:
-    from rookery.core.entries import Entry, Lease
-    from rookery.core.queue import Queue
-    from rookery.core.stream import Stream
-
-CONFIRM_MS: Final = 5_000
-UNCONFIRMED_MAX: Final = 1_000
-LINGER_MS: Final = 30_000
+CONFIRM_MS: Final[i64] = 5_000
+UNCONFIRMED_MAX: Final[i64] = 1_000
+LINGER_MS: Final[i64] = 30_000
 """How long a session waits for its reader to come back."""
 
-SESSIONS_MAX: Final = 10_000
+SESSIONS_MAX: Final[i64] = 10_000
 
 
-class Record(msgspec.Struct, omit_defaults=True):
-    """A message of a stream. A body that is neither JSON nor text is in `message_base64`."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Reader:
+    """Whoever is sent the messages. What a source calls each, its `last_id` tells."""
 
-    partition: int
-    offset: int
-    message: Any
-    message_id: str
-    routing_key: str
-    priority: int = 0
-    message_base64: str | None = None
-    headers: dict[str, Any] | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
+    def delivered(self, entry: Entry, lease: Lease) -> None:
+        """A message of a queue."""
+        raise NotImplementedError
 
+    def record(self, message: Message, partition: i64, offset: i64) -> None:
+        """A message of a stream."""
+        raise NotImplementedError
 
-class Reader(Protocol):
-    """Whoever is sent the messages."""
-
-    def arrived(self, event_id: str, value: Delivery | Record) -> None: ...
-
-    def ended(self, reason: str) -> None: ...
+    def ended(self, reason: str) -> None:
+        """There will be no more."""
+        raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Source:
     """See the module's docstring. `start` begins to deliver, `stop` ends it; `pause` and `resume` as room allows."""
-
-    subscriptions: list[Subscription]
 
     def start(self, reader: Reader) -> None:
         raise NotImplementedError
@@ -72,18 +64,39 @@ class Source:
         raise NotImplementedError
 
     def pause(self) -> None:
-        for subscription in self.subscriptions:
-            subscription.paused = True
+        raise NotImplementedError
 
     def resume(self) -> None:
-        for subscription in self.subscriptions:
-            subscription.paused = False
-            subscription.queue.mark_dirty()
+        raise NotImplementedError
 
-    def tick(self, now_ms: int, flowing: bool) -> None:
-        """About once a second; `flowing` says that the reader takes what it is sent."""
+    def last_id(self) -> str:
+        """What the last message is called, for a reader that comes back."""
+        raise NotImplementedError
+
+    def done_through(self, id: str) -> int:
+        """The reader is done with everything up to the message of that id: how many that were."""
+        raise NotImplementedError
+
+    def set_credit(self, credit: i64) -> None:
+        """From now on, have so many messages out that the reader is not done with."""
+        raise NotImplementedError
+
+    def unconfirmed(self) -> i64:
+        """How many messages are acked when they are known to have arrived."""
+        return 0
+
+    def sent(self) -> i64:
+        """The number of the last message, to be `confirm`ed."""
+        return 0
+
+    def confirm(self, number: i64) -> None:
+        """Everything up to that number has arrived."""
+
+    def tick(self, now_ms: i64, guess: bool) -> None:
+        """About once a second; with `guess`, what was sent long ago has arrived."""
 
 
+@final
 class Session:
     """The deliveries of one reader of a queue, in order, each under its number."""
 
@@ -92,31 +105,45 @@ class Session:
         self.queue = queue
         self.explicit = explicit
         self.source: QueueSource | None = None
-        self.last = 0
-        self.left_ms = 0
-        self._sent: deque[tuple[int, int, Lease]] = deque()
+        self.last: i64 = 0
+        self.left_ms: i64 = 0
+        self._sent: deque[tuple[i64, i64, Lease]] = deque()
 
-    def add(self, lease: Lease, now_ms: int) -> int:
+    def add(self, lease: Lease, now_ms: i64) -> None:
         self.last += 1
         self._sent.append((self.last, now_ms, lease))
         if len(self._sent) > UNCONFIRMED_MAX:
-            self._sent = deque(row for row in self._sent if row[2].live)
+            self._sent = deque([row for row in self._sent if row[2].live])
             if not self.explicit:
                 self._confirm(len(self._sent) - UNCONFIRMED_MAX)
-        return self.last
 
-    def confirm_older(self, sent_ms: int) -> None:
+    def unsettled(self) -> i64:
+        return len(self._sent)
+
+    def confirm_older(self, sent_ms: i64) -> None:
         """What was sent before then has arrived."""
-        self._confirm(sum(1 for row in self._sent if row[1] <= sent_ms))
+        count: i64 = 0
+        for row in self._sent:
+            if row[1] > sent_ms:
+                break
+            count += 1
+        self._confirm(count)
 
-    def _confirm(self, count: int) -> None:
-        for _ in range(count):
-            _, _, lease = self._sent.popleft()
-            self.queue.ack(lease)
+    def ack_through(self, number: i64) -> int:
+        """Ack everything up to that number; how many that were."""
+        count = 0
+        while self._sent and self._sent[0][0] <= number:
+            count += self.queue.ack(self._sent.popleft()[2])
+        return count
 
-    def go_on_after(self, number: int) -> None:
+    def _confirm(self, count: i64) -> None:
+        while count > 0:
+            count -= 1
+            self.queue.ack(self._sent.popleft()[2])
+
+    def go_on_after(self, number: i64) -> None:
         """Its reader is back, and this is the last delivery it knows of."""
-        kept: deque[tuple[int, int, Lease]] = deque()
+        kept: deque[tuple[i64, i64, Lease]] = deque()
         for row in self._sent:
             if row[0] > number:
                 self.queue.release(row[2])
@@ -129,11 +156,12 @@ class Session:
     def give_up(self) -> None:
         """Its reader does not come back. What it was to ack lapses in its own time."""
         if not self.explicit:
-            for _, _, lease in self._sent:
-                self.queue.release(lease)
-        self._sent.clear()
+            for row in self._sent:
+                self.queue.release(row[2])
+        self._sent = deque()
 
 
+@final
 class Sessions:
     """The sessions of a server, by name."""
 
@@ -146,69 +174,70 @@ class Sessions:
 
     def open(self, name: str, queue: Queue, explicit: bool) -> Session:
         if len(self._sessions) >= SESSIONS_MAX:
-            self._forget(next((s for s in self._sessions.values() if s.source is None), None))
+            for other in self._sessions.values():
+                if other.source is None:
+                    self._forget(other)
+                    break
         session = self._sessions[name] = Session(name, queue, explicit)
         return session
 
-    def tick(self, now_ms: int) -> None:
-        gone = [s for s in self._sessions.values() if s.source is None and now_ms - s.left_ms > LINGER_MS]
-        for session in gone:
-            self._forget(session)
+    def tick(self, now_ms: i64) -> None:
+        for session in list(self._sessions.values()):
+            if session.source is None and now_ms - session.left_ms > LINGER_MS:
+                self._forget(session)
 
-    def _forget(self, session: Session | None) -> None:
-        if session is not None:
-            session.give_up()
-            del self._sessions[session.name]
+    def _forget(self, session: Session) -> None:
+        session.give_up()
+        del self._sessions[session.name]
 
 
+@final
 class _Taker(Subscription):
     """A subscription that hands its deliveries to a source at once."""
 
-    def __init__(self, queue: Queue, limit: int, lease_ms: int, no_ack: bool, source: Any) -> None:
-        super().__init__(queue, limit, lease_ms, no_ack, 0, not no_ack)
+    def __init__(self, source: QueueSource, queue: Queue, limit: i64, lease_ms: i64) -> None:
+        super().__init__(queue, limit, lease_ms, False, 0, True)
         self._source = source
 
     def deliver(self, entry: Entry, lease: Lease | None) -> None:
-        self._source.delivered(self.queue, entry, lease)
+        assert lease is not None
+        self._source.delivered(entry, lease)
 
     def cancelled(self, reason: str) -> None:
         self._source.ended(reason)
 
 
+@final
 class QueueSource(Source):
     """A queue, for one reader and its session. `prefix` comes before each event's id; `after` is the number of the last
-    delivery that a reader who comes back has seen.
+    delivery that a reader who comes back has seen, -1 for one who does not. A credit of 0 is no limit.
     """
 
-    def __init__(self, rest: Rest, session: Session, credit: int, prefix: str = "", after: int | None = None) -> None:
+    def __init__(self, session: Session, credit: i64, lease_ms: i64, prefix: str, after: i64) -> None:
         check_subscriptions(session.queue)
-        self._rest = rest
+        self._shard = session.queue.shard
         self._session = session
         self._prefix = prefix
-        self._after = after
+        self._after: i64 = after
         self._reader: Reader | None = None
-        lease_ms = rest.options.lease_ms if session.explicit else 0
-        self.taker = _Taker(session.queue, credit, lease_ms, False, self)
-        self.subscriptions = [self.taker]
+        self._taker = _Taker(self, session.queue, credit, lease_ms if session.explicit else 0)
 
     def start(self, reader: Reader) -> None:
-        earlier = self._session.source
+        session = self._session
+        earlier = session.source
         if earlier is not None:
             earlier.ended("continued by another connection")
-        if self._after is not None:
-            self._session.go_on_after(self._after)
-        self._session.source = self
+        if self._after >= 0:
+            session.go_on_after(self._after)
+        session.source = self
         self._reader = reader
-        self._session.queue.subscribe(self.taker)
+        session.queue.subscribe(self._taker)
 
-    def delivered(self, queue: Queue, entry: Entry, lease: Lease | None) -> None:
-        assert lease is not None
-        session = self._session
-        number = session.add(lease, int(self._rest.shard.mono_ms))
-        tag = lease.token() if session.explicit else None
+    def delivered(self, entry: Entry, lease: Lease) -> None:
+        self._session.add(lease, self._shard.mono_ms)
         reader = self._reader
         assert reader is not None
-        reader.arrived(f"{self._prefix}{session.name}:{number}", show(self._rest, entry, tag, int(lease.attempt) - 1))
+        reader.delivered(entry, lease)
 
     def ended(self, reason: str) -> None:
         reader = self._reader
@@ -217,93 +246,235 @@ class QueueSource(Source):
 
     def stop(self) -> None:
         self._reader = None
-        self._session.queue.unsubscribe(self.taker)
-        if self._session.source is self:
-            self._session.source = None
-            self._session.left_ms = int(self._rest.shard.mono_ms)
+        session = self._session
+        session.queue.unsubscribe(self._taker)
+        if session.source is self:
+            session.source = None
+            session.left_ms = self._shard.mono_ms
 
-    def tick(self, now_ms: int, flowing: bool) -> None:
-        if flowing and not self._session.explicit:
+    def pause(self) -> None:
+        self._taker.paused = True
+
+    def resume(self) -> None:
+        self._taker.paused = False
+        self._session.queue.mark_dirty()
+
+    def last_id(self) -> str:
+        return f"{self._prefix}{self._session.name}:{self._session.last}"
+
+    def done_through(self, id: str) -> int:
+        known, _, number = id.removeprefix(self._prefix).rpartition(":")
+        if known != self._session.name or not is_number(number) or int(number) > self._session.last:
+            raise InvalidArgument(f"{id[:100]!r} is no id of a message sent here", argument="through")
+        return self._session.ack_through(int(number))
+
+    def set_credit(self, credit: i64) -> None:
+        if not self._session.explicit:
+            raise InvalidArgument("with ack=auto there is no credit to give", argument="credit")
+        self._taker.limit = credit if credit > 0 else NEVER
+        self._session.queue.mark_dirty()
+
+    def unconfirmed(self) -> i64:
+        return 0 if self._session.explicit else self._session.unsettled()
+
+    def sent(self) -> i64:
+        return self._session.last
+
+    def confirm(self, number: i64) -> None:
+        if not self._session.explicit:
+            self._session.ack_through(number)
+
+    def tick(self, now_ms: i64, guess: bool) -> None:
+        if guess and not self._session.explicit:
             self._session.confirm_older(now_ms - CONFIRM_MS)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StreamSource(Source):
-    """Some partitions of a stream, each from an offset on. An event's id tells how far all of them were read."""
+    """Some partitions of a stream, each from an offset on. An id tells how far all of them were read.
 
-    def __init__(self, rest: Rest, stream: Stream, positions: dict[int, int]) -> None:
-        self._rest = rest
+    With a credit, no more records are out than that beyond those that the reader said it was done with.
+    """
+
+    def __init__(self, stream: Stream, positions: dict[int, int], credit: i64 = 0) -> None:
+        limits = stream.tenant.limits
+        if limits.subscriptions_max and stream.tenant.subscriptions >= limits.subscriptions_max:
+            most = limits.subscriptions_max
+            raise LimitExceeded(f"tenant {stream.tenant.name!r} has its {most} subscriptions", argument="stream")
+        self._stream = stream
         self._single = len(stream.partitions) == 1
-        self._seen = {index: offset - 1 for index, offset in positions.items()}
         self._reader: Reader | None = None
-        self._feeds = {index: Feed(stream, {index: offset}) for index, offset in positions.items()}
-        self._indexes = {id(feed.queue): index for index, feed in self._feeds.items()}
-        self.subscriptions = [_Taker(feed.queue, 0, 0, True, self) for feed in self._feeds.values()]
+        self._tap: Tap | None = None
+        self._credit: i64 = credit
+        self._out: i64 = 0
+        self._stalled = False
+        self._set_positions(positions)
+
+    def _set_positions(self, positions: dict[int, int]) -> None:
+        self._positions = positions
+        # by partition: the last record sent, and the last that the reader is done with
+        self._seen: dict[int, int] = {index: offset - 1 for index, offset in positions.items()}
+        self._done: dict[int, int] = dict(self._seen)
+        self._out = 0
 
     def start(self, reader: Reader) -> None:
         self._reader = reader
-        for subscription in self.subscriptions:
-            subscription.queue.subscribe(subscription)
-        for feed in self._feeds.values():
-            feed.on_end = self.ended
-            feed.fill()
+        self._stream.tenant.subscriptions += 1
+        self._open_tap()
 
-    def delivered(self, queue: Queue, entry: Entry, lease: Lease | None) -> None:
-        index = self._indexes[id(queue)]
-        headers = headers_of(entry) or {}
-        offset = int(headers.pop(OFFSET_HEADER))
+    def _open_tap(self) -> None:
+        self._tap = Tap(self._stream, dict(self._positions), self._taken)
+        self._tap.on_end = self._ended
+        self._heed()
+
+    def _taken(self, message: Message, index: int, offset: int) -> None:
+        self._out += offset - self._seen[index]
         self._seen[index] = offset
-        message, coded = content_of(entry)
-        stored = entry.message
-        record = Record(
-            partition=index,
-            offset=offset,
-            message=message,
-            message_id=self._rest.message_id(entry),
-            routing_key=stored.route.key,
-            priority=int(stored.priority),
-            message_base64=coded,
-            headers=headers or None,
-            correlation_id=properties.correlation_id(stored.props) or None,
-            reply_to=properties.reply_to(stored.props) or None,
-        )
         reader = self._reader
-        assert reader is not None
-        reader.arrived(self._event_id(), record)
+        if reader is not None:
+            reader.record(message, index, offset)
+        if self._credit and self._out >= self._credit:
+            self._heed()
 
-    def _event_id(self) -> str:
+    def _ended(self, reason: str) -> None:
+        reader = self._reader
+        if reader is not None:
+            reader.ended(reason)
+
+    def stop(self) -> None:
+        if self._reader is not None:
+            self._reader = None
+            self._stream.tenant.subscriptions -= 1
+        if self._tap is not None:
+            self._tap.close()
+
+    def pause(self) -> None:
+        self._stalled = True
+        self._heed()
+
+    def resume(self) -> None:
+        self._stalled = False
+        self._heed()
+
+    def _heed(self) -> None:
+        """Take records, or not, as things are; what is to be taken is taken at the end of the turn."""
+        tap = self._tap
+        if tap is not None:
+            tap.paused = self._stalled or (self._credit > 0 and self._out >= self._credit)
+
+    def last_id(self) -> str:
         if self._single:
             return str(self._seen[0])
         return ",".join([f"{index}:{offset}" for index, offset in self._seen.items()])
 
-    def ended(self, reason: str) -> None:
-        reader = self._reader
-        if reader is not None:
-            reader.ended(reason)
+    def done_through(self, id: str) -> int:
+        places: dict[int, int] = {}
+        for index, offset in places_of(self._stream, id, "through").items():
+            if index in self._seen:
+                if offset > self._seen[index]:
+                    raise InvalidArgument(f"{id[:100]!r} is no id of a record sent here", argument="through")
+                if offset > self._done[index]:
+                    places[index] = offset
+        count = 0
+        for index, offset in places.items():
+            count += offset - self._done[index]
+            self._done[index] = offset
+        self._out -= count
+        self.done(places)
+        self._heed()
+        return count
+
+    def done(self, places: dict[int, int]) -> None:
+        """The reader is done with everything up to these offsets, by partition."""
+
+    def set_credit(self, credit: i64) -> None:
+        self._credit = credit
+        self._heed()
+
+
+@final
+class GroupSource(StreamSource):
+    """A member's share of a stream: what its group has not been done with. The share changes with the membership.
+
+    `begin(partition)` tells where the group begins in a partition in which it has no place yet. `others` are the
+    members of groups that read so; one that comes back takes the place of its earlier self.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        group: str,
+        member: str,
+        begin: Callable[[int], int],
+        credit: i64,
+        others: dict[tuple[int, str], GroupSource],
+    ) -> None:
+        super().__init__(stream, {}, credit)
+        self._group: Group = group_of(stream, group)
+        self._member = member
+        self._begin = begin
+        self._generation = 0
+        self._others = others
+        earlier = others.get((id(self._group), member))
+        if earlier is not None:
+            earlier._ended("continued by another connection")
+        if member in self._group.members:
+            raise InUse(f"group {group!r} has a member {member!r} already", argument="member")
+        self._group.join(member)
+        others[id(self._group), member] = self
+        self._take_share()
+
+    def _take_share(self) -> None:
+        """Go on where the group is in each partition of the share, and where it was in those that it had before."""
+        group = self._group
+        self._generation = group.generation
+        asked: Any = group.as_dict()["offsets"]
+        share = group.members[self._member].partitions
+        new = {index: self._begin(index) for index in share if asked[index] < 0}
+        if new:
+            # so that it has a place there, whatever becomes of this member
+            group.commit(new, self._member, self._generation)
+        earlier = self._seen
+        positions = {index: new[index] if index in new else int(asked[index]) for index in share}
+        self._set_positions(positions)
+        for index in share:
+            if earlier.get(index, -1) >= positions[index]:
+                self._positions[index] = earlier[index] + 1
+                self._seen[index] = earlier[index]
+                self._out += earlier[index] - self._done[index]
+
+    def done(self, places: dict[int, int]) -> None:
+        if places and self._group.generation == self._generation:
+            self._group.commit({index: offset + 1 for index, offset in places.items()}, self._member, self._generation)
+
+    def tick(self, now_ms: i64, guess: bool) -> None:
+        if self._reader is None:
+            return
+        try:
+            self._group.member(self._member)
+        except GroupFenced:
+            # the loop did not turn for as long as a session lasts
+            self._group.join(self._member)
+        if self._group.generation != self._generation:
+            if self._tap is not None:
+                self._tap.close()
+            self._take_share()
+            self._open_tap()
 
     def stop(self) -> None:
-        self._reader = None
-        for subscription in self.subscriptions:
-            subscription.queue.unsubscribe(subscription)
-        for feed in self._feeds.values():
-            feed.close()
+        super().stop()
+        if self._others.pop((id(self._group), self._member), None) is not None:
+            self._group.leave(self._member)
 
 
 def positions_of(stream: Stream, partition: int | None, start: str, last_id: str) -> dict[int, int]:
     """Where to begin, by partition: behind the last event seen, else at `start`: `first`, `next` or an offset."""
-    indexes = range(len(stream.partitions)) if partition is None else [int(stream.partition(partition).index)]
-    positions: dict[int, int] = {}
-    for index in indexes:
-        found = stream.partition(index)
-        if start == "first":
-            positions[index] = int(found.first)
-        elif start == "next":
-            positions[index] = int(found.visible)
-        elif len(indexes) == 1:
-            positions[index] = _number(start, "from")
-        else:
-            raise InvalidArgument("an offset is of one partition: say which", argument="partition")
+    indexes = list(range(len(stream.partitions))) if partition is None else [int(stream.partition(partition).index)]
+    positions = {index: start_of(stream, index, start, len(indexes) == 1) for index in indexes}
     if last_id:
-        positions |= _after(stream, last_id, positions)
+        for index, offset in places_of(stream, last_id, "Last-Event-ID").items():
+            if index in positions:
+                positions[index] = offset + 1
     for index, position in positions.items():
         end = int(stream.partition(index).visible)
         if position > end:
@@ -311,20 +482,37 @@ def positions_of(stream: Stream, partition: int | None, start: str, last_id: str
     return positions
 
 
-def _after(stream: Stream, last_id: str, positions: dict[int, int]) -> dict[int, int]:
+def start_of(stream: Stream, index: int, start: str, single: bool) -> int:
+    """The offset that a start stands for in a partition."""
+    found = stream.partition(index)
+    if start == "first":
+        return int(found.first)
+    if start == "next":
+        return int(found.visible)
+    if single:
+        return _number(start, "from")
+    raise InvalidArgument("an offset is of one partition: say which", argument="partition")
+
+
+def places_of(stream: Stream, id: str, argument: str) -> dict[int, int]:
+    """The offsets that an id stands for, by partition."""
     if len(stream.partitions) == 1:
-        return {0: _number(last_id, "Last-Event-ID") + 1}
+        return {0: _number(id.removeprefix("0:"), argument)}
     found: dict[int, int] = {}
-    for pair in last_id.split(","):
+    for pair in id.split(","):
         index, _, offset = pair.partition(":")
-        found[_number(index, "Last-Event-ID")] = _number(offset, "Last-Event-ID") + 1
-    return {index: offset for index, offset in found.items() if index in positions}
+        found[_number(index, argument)] = _number(offset, argument)
+    return found
 
 
 def _number(text: str, argument: str) -> int:
     text = text.strip()
-    if text == "-1" and argument == "Last-Event-ID":
+    if text == "-1" and argument != "from":
         return -1
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    if not is_number(text):
         raise InvalidArgument(f"{argument} is no offset: {text[:100]!r}", argument=argument)
     return int(text)
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19

@@ -13,7 +13,7 @@ import msgspec
 
 from rookery import properties
 from rookery.core.access import Access, Principal
-from rookery.core.entries import Entry, Lease
+from rookery.core.entries import Lease
 from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import FACES
 from rookery.core.queue import Queue
@@ -29,7 +29,7 @@ from rookery.errors import (
     QueueNotFound,
     StoreFull,
 )
-from rookery.model import PERSISTENT, check_numbers
+from rookery.model import PERSISTENT, Message, check_numbers
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
@@ -165,8 +165,7 @@ class Rest:
 
     # Messages as JSON
 
-    def message_id(self, entry: Entry) -> str:
-        message = entry.message
+    def message_id(self, message: Message) -> str:
         return properties.message_id(message.props) or self.shard.ids.uuid(message.public_id)
 
 
@@ -304,15 +303,15 @@ def check_json(body: bytes) -> None:
         raise InvalidArgument("message is nested too deeply", argument="message") from None
 
 
-def content_of(entry: Entry) -> tuple[msgspec.Raw | str | None, str | None]:
+def content_of(message: Message) -> tuple[msgspec.Raw | str | None, str | None]:
     """A body as JSON sees it: itself if it is JSON, text if it is UTF-8; what is neither comes second, in base64."""
-    body = entry.message.body
-    kind = properties.content_type(entry.message.props) or ""
+    body = message.body
+    kind = properties.content_type(message.props) or ""
     if kind.startswith(JSON) or kind.endswith("+json"):
         try:
             _decode(body)
             return msgspec.Raw(body), None
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     try:
         return body.decode(), None
@@ -320,8 +319,8 @@ def content_of(entry: Entry) -> tuple[msgspec.Raw | str | None, str | None]:
         return None, base64.b64encode(body).decode()
 
 
-def headers_of(entry: Entry) -> dict[str, Any] | None:
-    found = properties.headers(entry.message.props)
+def headers_of(message: Message) -> dict[str, Any] | None:
+    found = properties.headers(message.props)
     return {str(plain(name)): plain(value) for name, value in found.items()} or None
 
 

@@ -218,7 +218,13 @@ class S0:
         death = entry.message.route.deaths[0]
         number = int(entry.message.public_id)
         return DeadLetter(
-            self._id(number), text, death.detail, int(death.attempts), int(death.last_ms), coded, headers_of(entry)
+            self._id(number),
+            text,
+            death.detail,
+            int(death.attempts),
+            int(death.last_ms),
+            coded,
+            headers_of(entry.message),
         )
 
     # Ids and leases

@@ -192,19 +192,19 @@ def nacked(queue: Queue) -> int:
 
 
 def show(rest: Rest, entry: Entry, tag: str | None, retry: int) -> Delivery:
-    message, coded = content_of(entry)
+    message, coded = content_of(entry.message)
     stored = entry.message
     deaths = [death.as_dict() for death in stored.route.deaths]
     return Delivery(
         delivery_tag=tag,
         message=message,
         retry=retry,
-        message_id=rest.message_id(entry),
+        message_id=rest.message_id(entry.message),
         routing_key=str(deaths[-1]["routing_key"]) if deaths else stored.route.key,
         redelivered=entry.redelivered,
         priority=int(stored.priority),
         message_base64=coded,
-        headers=headers_of(entry),
+        headers=headers_of(entry.message),
         correlation_id=properties.correlation_id(stored.props) or None,
         reply_to=properties.reply_to(stored.props) or None,
         deaths=deaths or None,

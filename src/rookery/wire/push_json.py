@@ -1,0 +1,140 @@
+"""Messages as JSON, written straight into the bytes of a frame: as a claim shows them, and records with their place.
+
+It is what `Messages.show` and `msgspec` would make, without an object per message. Publishers repeat themselves, so
+what the properties say is kept from one message to the next.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, final
+
+import msgspec
+from mypy_extensions import i64, u8
+
+from rookery import properties
+from rookery._bytes import BytesWriter
+from rookery.core.entries import Entry, Lease
+from rookery.core.shard import Shard
+from rookery.model import Message, Route
+
+_encode: Any = msgspec.json.Encoder().encode
+_decode: Any = msgspec.json.Decoder().decode
+
+
+@final
+class MessageWriter:
+    """See the module's docstring. `plain` makes a value of a header one that JSON can carry."""
+
+    def __init__(self, shard: Shard, plain: Any) -> None:
+        self._shard = shard
+        self._plain = plain
+        self._queue = ""
+        self._queue_json = b""
+        self._route: Route | None = None
+        self._route_json = b""
+        self._props = b""
+        self._props_json = b""
+        self._is_json = False
+        self._message_id = ""
+
+    def delivery(self, w: BytesWriter, entry: Entry, lease: Lease, with_lease: bool) -> None:
+        """A message under lease; who is not to settle it is not told the lease."""
+        message = entry.message
+        w.write(b'{"attempt":%d,"enqueued_ms":%d' % (int(lease.attempt), int(entry.enqueued_ms)))
+        if with_lease:
+            name = lease.queue.name
+            if name != self._queue:
+                self._queue = name
+                # without its closing quote
+                self._queue_json = _encode(name)[:-1]
+            w.write(
+                b',"lease":%b/%d/%d/%d"' % (self._queue_json, int(entry.seq), int(self._shard.epoch), int(lease.grant))
+            )
+        if entry.redelivered:
+            w.write(b',"redelivered":true')
+        if entry.due_ms:
+            w.write(b',"due_ms":%d' % int(entry.due_ms))
+        if message.expires_ms:
+            w.write(b',"expires_ms":%d' % int(message.expires_ms))
+        if message.route.deaths:
+            w.write(b',"deaths":')
+            w.write(_encode(self._plain([death.as_dict() for death in message.route.deaths])))
+        self._rest(w, message)
+
+    def record(self, w: BytesWriter, message: Message, partition: i64, offset: i64) -> None:
+        """A message of a stream."""
+        w.write(b'{"partition":%d,"offset":%d' % (int(partition), int(offset)))
+        self._rest(w, message)
+
+    def _rest(self, w: BytesWriter, message: Message) -> None:
+        if message.priority:
+            w.write(b',"priority":%d' % int(message.priority))
+        route = message.route
+        if route is not self._route:
+            self._route = route
+            self._route_json = self._show_route(route)
+        w.write(self._route_json)
+        if message.props != self._props:
+            self._props = message.props
+            self._props_json = self._show_props(message.props)
+        w.write(self._props_json)
+        if self._message_id:
+            w.write(b',"message_id":')
+            w.write(_encode(self._message_id))
+        else:
+            w.write(b',"message_id":"%b"' % self._shard.ids.uuid(message.public_id).encode())
+        self._body(w, message.body)
+        w.append(u8(0x7D))
+
+    def _show_route(self, route: Route) -> bytes:
+        shown = b""
+        if route.exchange:
+            shown += b',"exchange":' + _encode(route.exchange)
+        if route.key:
+            shown += b',"routing_key":' + _encode(self._plain(route.key))
+        return shown
+
+    def _show_props(self, props: bytes) -> bytes:
+        found = properties.decode(props)
+        kind = found.content_type or ""
+        self._is_json = kind.startswith("application/json") or kind.endswith("+json")
+        self._message_id = self._plain(found.message_id) if found.message_id else ""
+        row: dict[str, Any] = {}
+        for name in ("content_type", "correlation_id", "reply_to", "type"):
+            value = getattr(found, name)
+            if value is not None:
+                row[name] = self._plain(value)
+        if found.timestamp is not None:
+            row["timestamp_ms"] = int(found.timestamp) * 1000
+        headers = self._plain(found.headers or {})
+        if headers:
+            row["headers"] = headers
+        if not row:
+            return b""
+        encoded: bytes = _encode(row)
+        return b"," + encoded[1:-1]
+
+    def _body(self, w: BytesWriter, body: bytes) -> None:
+        """A body as JSON sees it: itself if it is JSON, text if it is UTF-8, else base64."""
+        if self._is_json and is_json(body):
+            w.write(b',"message":')
+            w.write(body)
+            return
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            w.write(b',"message":null,"message_base64":"')
+            w.write(base64.b64encode(body))
+            w.append(u8(0x22))
+            return
+        w.write(b',"message":')
+        w.write(_encode(text))
+
+
+def is_json(body: bytes) -> bool:
+    try:
+        _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
