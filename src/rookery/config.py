@@ -57,7 +57,15 @@ from rookery.store.compression import NEEDS_ZSTD, is_available
 
 CONFIG_FILE: Final = "rookery.toml"
 ENV_FILE: Final = ".env"
+LOG_FILE: Final = "raven-mq.log"
 JWT_SECRET_BYTES_MIN: Final = 32
+
+CLIENT_SETTINGS: Final = {
+    "client.url": "ROOKERY_URL",
+    "client.key": "ROOKERY_API_KEY",
+    "client.ca_file": "ROOKERY_CA_FILE",
+}
+"""What commands that speak to a broker read from the same sources (`cli.where`), by TOML key; the server has no use."""
 
 _DAY_MS: Final = 24 * 3_600_000
 
@@ -97,6 +105,10 @@ class Settings:
     host: Annotated[Host, At("APP_HOST", "server.host", "address to listen on")] = "0.0.0.0"  # noqa: S104
     env: Annotated[AppEnv, At("APP_ENV", "server.env", "production or development")] = "production"
     log_level: Annotated[Level, At("LOG_LEVEL", "log.level", "least level that is logged")] = "info"
+    log_dir: Annotated[
+        FilePath | None,
+        At("RAVENMQ_LOG_DIR", "log.dir", f"directory of a file {LOG_FILE} that gets a copy of the log"),
+    ] = None
     loop: Annotated[
         EventLoop, At("ROOKERY_LOOP", "server.loop", "event loop: uvloop where it is installed, or one by name")
     ] = "auto"
@@ -306,7 +318,8 @@ class Settings:
                 sources[setting.field] = given.source
             elif given is not None:
                 sources[setting.field] = f"default ({given.source} is empty)"
-        for name in ("config", "data_dir", "pipelines_dir", "jwt_key_file", "tls_cert", "tls_key", "tls_ca"):
+        paths = ("config", "data_dir", "log_dir", "pipelines_dir", "jwt_key_file", "tls_cert", "tls_key", "tls_ca")
+        for name in paths:
             path = values.get(name, getattr(cls, name))
             values[name] = path and _absolute(path, environ, cwd)
         warnings = [text for layer in layers for text in layer.warnings]
@@ -389,6 +402,7 @@ SETTINGS: Final = _table()
 _BY_FIELD: Final = {setting.field: setting for setting in SETTINGS}
 _BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS if setting.key is not None}
+_OTHERS: Final = frozenset(CLIENT_SETTINGS.values())
 
 
 # Where values come from
@@ -425,7 +439,7 @@ def _from_environ(environ: Mapping[str, str]) -> _Layer:
         setting = _BY_VARIABLE.get(name)
         if setting is not None:
             found[setting.field] = _Given(text.strip(), f"variable {name}")
-        elif name.startswith("ROOKERY_") and not _is_service_link(name, text):
+        elif name.startswith("ROOKERY_") and name not in _OTHERS and not _is_service_link(name, text):
             warnings.append(f"variable {name} is not a setting{_suggest_variable(name)}")
     return _Layer(found, sorted(warnings))
 
@@ -437,6 +451,7 @@ def _from_env_file(path: Path) -> _Layer:
         setting = _BY_VARIABLE.get(name)
         if setting is not None:
             found[setting.field] = _Given(text.strip(), f"{path.name} line {line}")
+        if setting is not None or name in _OTHERS:
             continue
         # The file may serve other programs too: only what is ours, or nearly ours, is worth a word.
         advice = _suggest_variable(name)
@@ -460,6 +475,8 @@ def _from_toml(chosen: _Given | None, environ: Mapping[str, str], cwd: Path) -> 
     found = {"config": _Given(str(path), "working directory")}
     for key, value in _flatten(document):
         setting = _BY_KEY.get(key)
+        if key in CLIENT_SETTINGS:
+            continue
         if setting is None:
             raise InvalidConfig(f"{path.name}: there is no setting {key}{_suggest(key, _BY_KEY)}", argument=key)
         found[setting.field] = _Given(_as_text(setting, value, path.name), f"{path.name} {key}")

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rookery._compiled import compiled
 from rookery.attach import amqp_face, attach, attach_thread, line_face
 from rookery.clock import SystemClock
-from rookery.config import is_loopback
+from rookery.config import LOG_FILE, is_loopback
 from rookery.core.access import DEFAULT_TENANT, Access
 from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig
 from rookery.gate import Gate
 from rookery.limits import FILES_SPARE, MEMORY_SHARE, allow_open_files, machine_memory_bytes
 from rookery.listeners import Attendance, Listener
-from rookery.logs import Log, make_log
+from rookery.logs import Log, LogFile, make_log
 from rookery.tls import Certificates, TlsFiles
 from rookery.turns import Turns
 from rookery.web import Web
@@ -67,7 +67,8 @@ class Server:
     def __init__(self, settings: Settings, *, clock: Clock | None = None, log: Log | None = None) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
-        self.log: Log = log or make_log(settings.log_level, sys.stderr)
+        self._log_file = _log_file(settings)
+        self.log: Log = log or make_log(settings.log_level, self._log_file or sys.stderr)
         self.engine = AsyncEngine(self.clock, os.urandom(16))
         self.access = Access(os.urandom, guest=settings.guest)
         self.addresses: dict[str, str] = {}
@@ -198,7 +199,16 @@ class Server:
         assert self._web is not None
         self._web.own_ports.add(int(self.addresses[name].rpartition(":")[2]))
 
-    # Certificates
+    # Files that others may have changed
+
+    def reload(self) -> None:
+        """Look again at what others may have replaced: certificates, and the file of the log."""
+        self.reload_certificates()
+        if self._log_file is not None:
+            try:
+                self._log_file.reopen()
+            except OSError as error:
+                self.log.warning("log_file", text=f"not opened again: {error.strerror}")
 
     def reload_certificates(self) -> None:
         """Begin new connections with what the files hold now. Those there are go on with what they began with."""
@@ -246,6 +256,16 @@ class Server:
         """Do not wait for anybody any longer."""
         for face in self._faces:
             face.abort_all()
+
+
+def _log_file(settings: Settings) -> LogFile | None:
+    if settings.log_dir is None:
+        return None
+    path = settings.log_dir / LOG_FILE
+    try:
+        return LogFile(sys.stderr, path)
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be written: {error.strerror}", argument="RAVENMQ_LOG_DIR") from None
 
 
 def _certificates(settings: Settings) -> Certificates | None:
@@ -296,7 +316,7 @@ async def _serve(settings: Settings) -> int:
         server.log.warning("setting", text=warning)
     await server.start()
     if hasattr(signal, "SIGHUP"):
-        loop.add_signal_handler(signal.SIGHUP, server.reload_certificates)
+        loop.add_signal_handler(signal.SIGHUP, server.reload)
     first = not any(key.admin for tenant in server.engine.shard.tenants for key in server.access.keys(tenant))
     if settings.auth_mode != "none" and settings.api_key is None and first:
         announce_admin_key(server, sys.stderr)
@@ -328,7 +348,11 @@ class _Signals:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._received)
+            try:
+                loop.add_signal_handler(number, self._received)
+            except NotImplementedError:
+                # Windows: the handler runs between two steps of the program, and must wake the loop
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._received))
 
     def _received(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
@@ -347,7 +371,8 @@ def announce_admin_key(server: Server, terminal: TextIO) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with os.fdopen(handle, "w") as file:
-            os.fchmod(handle, 0o600)
+            if hasattr(os, "fchmod"):
+                os.fchmod(handle, 0o600)
             file.write(issued.text + "\n")
     except OSError as error:
         server.access.revoke_key(issued.record.kid)

@@ -153,7 +153,7 @@ def test_every_setting_can_come_from_every_source(cwd: Path):
     others |= {"webhook_allow": "10.0.0.0/8,fd00::/8"}
     others |= {"loop": "asyncio", "proxy_protocol": "amqp,https", "tls_min_version": "1.3", "tls_clients": "optional"}
     others |= {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
-    others |= {"compression": "zlib"}
+    others |= {"compression": "zlib", "log_dir": "/logs"}
     for setting in SETTINGS:
         if setting.field == "config":
             continue
@@ -382,7 +382,7 @@ def test_a_misspelt_variable_is_pointed_out(cwd: Path):
     for name, advice in (
         ("ROOKERY_AMPQ_PORT", "ROOKERY_AMQP_PORT"),
         ("ROOKERY_HTTP_PORT", "APP_PORT"),
-        ("ROOKERY_API_KEY", "API_KEY"),
+        ("ROOKERY_REDIS_URL", "REDIS_URL"),
         ("ROOKERY_DATADIR", "ROOKERY_DATA_DIR"),
     ):
         (warning,) = load(cwd, **{name: "a-secret"}).warnings
@@ -390,6 +390,12 @@ def test_a_misspelt_variable_is_pointed_out(cwd: Path):
     assert load(cwd, ROOKERY_ZZZZZZ="1").warnings == ("variable ROOKERY_ZZZZZZ is not a setting",)
     (cwd / ".env").write_text("REDIS_URI=redis://:pw@r\nPOSTGRES_PASSWORD=x\nEDITOR=vi\n")
     assert load(cwd, PATH="/bin").warnings == (".env line 1: REDIS_URI is not a setting; did you mean REDIS_URL?",)
+
+
+def test_what_commands_read_is_no_mistake_of_the_server(cwd: Path):
+    (cwd / ".env").write_text("ROOKERY_URL=http://there\n")
+    (cwd / "rookery.toml").write_text("[client]\nurl = 'http://there'\nkey = 'a-secret'\n")
+    assert load(cwd, ROOKERY_API_KEY="a-secret", ROOKERY_CA_FILE="ca.pem").warnings == ()
 
 
 def test_what_kubernetes_adds_is_passed_over(cwd: Path):

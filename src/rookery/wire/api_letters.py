@@ -8,13 +8,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from rookery.core import dead_letters
-from rookery.core.entries import Entry
+from rookery.core.entries import Entry, by_seq
+from rookery.core.queue import Queue
 from rookery.core.routing import matcher
 from rookery.errors import InvalidArgument
 from rookery.wire.api import Api
 from rookery.wire.api_messages import Leased, Messages, packed_content, wants_packed
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
+from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.rest import headers_of
 from rookery.wire.rest_types import AtMost, Duration, Name, Short
 
@@ -24,11 +25,16 @@ PACKED_MAX: Final = 100_000
 Page = Annotated[int, msgspec.Meta(ge=1, le=PACKED_MAX)]
 
 
+State = Literal["ready", "delayed", "leased"]
+Place = Annotated[str, msgspec.Meta(pattern=r"^(-?[0-9]{1,20}\.[0-9]{1,20})?$"), CHECKED]
+
+
 class Looked(msgspec.Struct):
-    """`count` is how many there are in all."""
+    """`count` is how many there are in all; `next` is what to ask for with `after` to go on, null at the end."""
 
     count: int
     messages: list[Leased]
+    next: str | None
 
 
 class Purged(msgspec.Struct):
@@ -94,21 +100,28 @@ class Letters:
         self._rest = api.rest
         self._messages = messages
 
-    def look(
-        self, call: Call, name: Name, state: Literal["ready", "delayed", "leased"] = "ready", limit: Page = 100
-    ) -> object:
+    def look(self, call: Call, name: Name, state: State = "ready", limit: Page = 100, after: Place = "") -> object:
         """Look at messages of a queue, in order, and leave them as they are."""
         queue = self._rest.existing(call, name, "read")
         if state == "ready":
-            count, entries = int(queue.ready), queue.ready_entries(limit)
+            count = int(queue.ready)
+            entries = queue.ready_entries(0 if after else limit + 1)
         elif state == "delayed":
-            count, entries = int(queue.delayed), queue.delayed_entries()
+            count = int(queue.delayed)
+            entries = sorted(queue.delayed_entries(), key=lambda entry: (int(entry.due_ms), int(entry.seq)))
         else:
-            count, entries = int(queue.leased), [lease.entry for lease in queue.leases()]
+            count, entries = int(queue.leased), sorted((lease.entry for lease in queue.leases()), key=by_seq)
+        if after:
+            major, _, minor = after.partition(".")
+            behind = (int(major), int(minor))
+            entries = [entry for entry in entries if _place(queue, state, entry) > behind]
         if wants_packed(call):
             return packed_content([self._messages.pack(entry, int(entry.attempts)) for entry in entries[:limit]])
-        limit = min(limit, SHOWN_MAX)
-        return Looked(count, [self._messages.show(entry, int(entry.attempts)) for entry in entries[:limit]])
+        chosen = entries[: min(limit, SHOWN_MAX)]
+        following = None
+        if len(entries) > len(chosen):
+            following = "{}.{}".format(*_place(queue, state, chosen[-1]))
+        return Looked(count, [self._messages.show(entry, int(entry.attempts)) for entry in chosen], following)
 
     def purge(self, call: Call, name: Name) -> Purged:
         """Throw away what is ready in a queue."""
@@ -173,6 +186,16 @@ class Letters:
             return _died_so(where, entry) and _has_headers(where, entry)
 
         return chosen
+
+
+def _place(queue: Queue, state: State, entry: Entry) -> tuple[int, int]:
+    """Where an entry stands among those of its state: its place, which no other has."""
+    first = 0
+    if state == "delayed":
+        first = int(entry.due_ms)
+    elif state == "ready" and queue.ordered:
+        first = -int(min(entry.message.priority, queue.priority_max))
+    return first, int(entry.seq)
 
 
 def _died_so(where: Where, entry: Entry) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rookery.wire import (
     api_admin,
+    api_consumers,
     api_cuts,
     api_groups,
     api_letters,
@@ -31,3 +32,4 @@ def add_routes(router: Router, api: Api) -> None:
     api_staging.add_routes(router, api)
     api_cuts.add_routes(router, api, messages)
     api_admin.add_routes(router, api)
+    api_consumers.add_routes(router, api)

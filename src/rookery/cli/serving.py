@@ -1,4 +1,4 @@
-"""The command `rookery`. Every setting of `config` is a flag of `serve`; imports wait until a command needs them."""
+"""`rookery serve`, `doctor` and `backup`: every setting is a flag; data directories are looked at as files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rookery.cli.commands import Json, help_text, single
 from rookery.config import SETTINGS, Setting, Settings
 from rookery.errors import InvalidConfig, RookeryError
 
@@ -19,17 +20,13 @@ if TYPE_CHECKING:
 SERVE_HELP: Final = """Start the broker.
 
 Settings come from flags, the environment, a `.env` file, `rookery.toml` and defaults, the first that has one.
-
-Examples:
-
-  rookery serve
-
-  rookery serve --amqp-port 5673 --http-port off
-
-  rookery serve --host 127.0.0.1 --auth-mode none
-
-  API_KEY=… rookery serve --config /etc/rookery.toml
 """
+SERVE_EXAMPLES: Final = (
+    "rookery serve",
+    "rookery serve --amqp-port 5673 --http-port off",
+    "rookery serve --host 127.0.0.1 --auth-mode none",
+    "API_KEY=… rookery serve --config /etc/rookery.toml",
+)
 
 DOCTOR_HELP: Final = """Look at this installation, or at the journal in a data directory.
 
@@ -42,17 +39,13 @@ place of the damaged one, which is kept as DIR.damaged-1, or becomes the directo
 running on it.
 
 Exit code: 0 all is well, 1 a problem or damage was found, 2 nothing could be done.
-
-Examples:
-
-  rookery doctor
-
-  rookery doctor /var/lib/rookery
-
-  rookery doctor --repair /var/lib/rookery
-
-  rookery doctor --repair --out /mnt/large/repaired --json /var/lib/rookery
 """
+DOCTOR_EXAMPLES: Final = (
+    "rookery doctor",
+    "rookery doctor /var/lib/rookery",
+    "rookery doctor --repair /var/lib/rookery",
+    "rookery doctor --repair --out /mnt/large/repaired --json /var/lib/rookery",
+)
 
 BACKUP_HELP: Final = """Copy the data directory to DIR, also while the broker runs on it.
 
@@ -61,41 +54,16 @@ checked, and gets its name when it is complete. DIR must not be there yet, or be
 on it.
 
 Exit code: 0 done, 1 the copy failed or the journal is damaged, 2 nothing could be done.
-
-Examples:
-
-  rookery backup /backup/rookery-today
-
-  rookery backup --data-dir /var/lib/rookery /backup/rookery-today
-
-  rookery serve --data-dir /backup/rookery-today
 """
-
-app = typer.Typer(
-    name="rookery",
-    help="A message broker: queues, exchanges and streams, served over AMQP and HTTP.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+BACKUP_EXAMPLES: Final = (
+    "rookery backup /backup/rookery-today",
+    "rookery backup --data-dir /var/lib/rookery /backup/rookery-today",
+    "rookery serve --data-dir /backup/rookery-today",
 )
 
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from rookery import __version__
-
-        print(f"rookery {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
+serve = single()
+doctor = single()
+backup = single()
 
 
 def _with_settings(
@@ -243,10 +211,10 @@ def _problems(settings: Settings) -> list[str]:
     return problems
 
 
-_json = _own("as_json", False, Annotated[bool, typer.Option("--json", help="Print one JSON document.")])
+_json = _own("as_json", False, Json)
 
-app.command("serve", help=SERVE_HELP)(_with_settings(_serve))
-app.command("doctor", help=DOCTOR_HELP)(
+serve.command("serve", help=help_text(SERVE_HELP, SERVE_EXAMPLES))(_with_settings(_serve))
+doctor.command("doctor", help=help_text(DOCTOR_HELP, DOCTOR_EXAMPLES))(
     _with_settings(
         _doctor,
         _own("directory", None, Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory.")]),
@@ -255,7 +223,7 @@ app.command("doctor", help=DOCTOR_HELP)(
         _json,
     )
 )
-app.command("backup", help=BACKUP_HELP)(
+backup.command("backup", help=help_text(BACKUP_HELP, BACKUP_EXAMPLES))(
     _with_settings(
         _backup,
         _own("target", inspect.Parameter.empty, Annotated[Path, typer.Argument(metavar="DIR", help="The copy.")]),
@@ -263,7 +231,3 @@ app.command("backup", help=BACKUP_HELP)(
         only=("config", "data_dir"),
     )
 )
-
-
-def main() -> None:
-    app()
