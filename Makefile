@@ -38,8 +38,9 @@ test: system lint test-compiled test-pure  ## everything: lint, all tests compil
 check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire and short simulation, uncompiled
 	$(call run-pure,$(call with-tests,$(QUICK)))
 
-test-long:  ## `make test` with long budgets: more examples, longer simulations, wheel builds
-	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test
+test-long: system lint  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
+	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test-compiled
+	@$(MAKE) --no-print-directory test-pure
 
 test-compiled: $(VENV)/.tools $(VENV)/.package  ## all tests against the installed package
 	$(call run-compiled,-n $(JOBS) $(call with-tests,$(QUICK)),$(call with-tests,$(QUICK)))

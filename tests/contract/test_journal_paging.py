@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rookery.core.lines import EXPIRE_ENTRIES
+from rookery.core.policy import Policy
 from rookery.store.pager import SPILL_BYTES, JournalPager
 from tests.contract.faulty import Fault, FaultyMedium
 from tests.contract.journal_world import HOUR_MS, SITES, MemorySite, Site, World, picture
@@ -413,3 +415,79 @@ def test_what_came_back_waits_behind_what_is_paged_before_it(site: Site) -> None
     world.write()
     assert late.body not in world.ack(1)
     assert drain(world)[-1] == b"late"
+
+
+def test_a_queue_with_a_time_to_live_is_paged_and_expires_in_time(site: Site) -> None:
+    world = start(site)
+    world.queue("q2", {"ttl_ms": 10_000, "max_attempts": 0})
+    early = fill(world, 300, "q2")
+    world.pass_ms(4_000)
+    late = fill(world, 300, "q2")
+    queue = world.queue("q2")
+    assert queue.paged_out > 400
+    assert world.shard.memory_bytes <= PAGE_BYTES + SLACK_BYTES
+    world.pass_ms(5_999)
+    assert queue.ready == 600
+    world.pass_ms(1)
+    assert (queue.ready, queue.expired) == (300, 300)
+    assert len(early) == 300
+    world.write()
+    world = restart(site, world, wall_ms=world.wall_ms)
+    world.pass_ms(0)
+    assert world.queue("q2").ready == 300
+    assert drain(world, "q2") == late
+    world.write()
+
+
+def test_paged_messages_with_an_expiry_of_their_own_leave_from_the_middle(site: Site) -> None:
+    world = start(site)
+    world.queue("dead")
+    queue = world.queue("q2", {"dead_letter_queue": "dead", "max_attempts": 0})
+    bodies = []
+    for n in range(600):
+        body = b"%d " % n + b"x" * 150
+        bodies.append(body)
+        world.publish(body, "q2", expires_ms=world.wall_ms + 5_000 if n % 3 == 1 else 0)
+        if n % 20 == 19:
+            world.write()
+    assert queue.paged_out > 400
+    world.pass_ms(5_000)
+    world.write()
+    assert (queue.ready, queue.dead_lettered, world.queue("dead").ready) == (400, 200, 200)
+    world.settle()
+    world = restart(site, world, wall_ms=world.wall_ms)
+    assert world.queue("q2").ready == 400
+    assert drain(world, "q2") == [body for n, body in enumerate(bodies) if n % 3 != 1]
+    assert drain(world, "dead") == [body for n, body in enumerate(bodies) if n % 3 == 1]
+    assert world.shard.memory_bytes == 0
+
+
+def test_another_time_to_live_counts_for_what_is_paged(site: Site) -> None:
+    world = start(site)
+    fill(world, 500)
+    queue = world.queue()
+    world.pass_ms(3_000)
+    world.tenant().set_policy(Policy("short", "q", {"ttl_ms": 5_000}))
+    assert queue.ttl_ms == 5_000
+    assert queue.paged_out > 300
+    assert world.shard.memory_bytes <= PAGE_BYTES + SLACK_BYTES
+    world.pass_ms(1_999)
+    assert queue.ready == 500
+    world.pass_ms(1)
+    assert (queue.ready, queue.expired) == (0, 500)
+    world.write()
+    assert world.shard.memory_bytes == 0
+
+
+def test_of_many_that_expire_at_once_none_is_handed_out(site: Site) -> None:
+    world = start(site)
+    world.queue("q2", {"ttl_ms": 1_000, "max_attempts": 0})
+    count = 2 * EXPIRE_ENTRIES
+    fill(world, count, "q2")
+    queue = world.queue("q2")
+    world.pass_ms(1_001)
+    assert 0 < queue.ready < count
+    assert world.claim(10, "q2") == []
+    assert queue.expired == count
+    world.write()
+    assert world.shard.memory_bytes == 0

@@ -118,6 +118,11 @@ class Record:
         return min(ends) if ends else None
 
     @property
+    def over(self) -> bool:
+        """Whether its time was up before this moment: it is not handed out any more."""
+        return self.expires_ms is not None and self.expires_ms < self.account.core.shard.wall_ms
+
+    @property
     def place(self) -> tuple[int, int]:
         return self.account.place_of(self.copy.priority, self.seq)
 

@@ -77,7 +77,9 @@ def _end_step(account: Account) -> None:
 
 
 def _explain_missing(ledger: Ledger, account: Account) -> None:
-    """A record that the core no longer shows must have been trimmed, or have had its last attempt."""
+    """A record that the core no longer shows must have been trimmed, or was not to be handed out: it has had its last
+    attempt, or its time was up before this turn.
+    """
     sight = ledger.look(account)
     terms = account.terms
     # a queue drops its head only when something comes in, or its limits change
@@ -88,18 +90,21 @@ def _explain_missing(ledger: Ledger, account: Account) -> None:
         if record.state == LEASED:
             raise Violation("1 nothing is lost", f"{record!r} vanished while leased")
         used_up = record.state == READY and 0 < terms.max_attempts <= record.attempts
-        if used_up and (not may_trim or _had_last_attempt(ledger, record)):
+        if used_up and (not may_trim or _left_for(ledger, record, "delivery_limit")):
             ledger.die(record, "delivery_limit")
+        elif record.state == READY and record.over and (not may_trim or _left_for(ledger, record, "expired")):
+            account.either += may_trim
+            ledger.die(record, "expired")
         elif may_trim:
             ledger.die(record, "maxlen")
         else:
             raise Violation("1 nothing is lost", f"{record!r} vanished while {record.state}")
 
 
-def _had_last_attempt(ledger: Ledger, record: Record) -> bool:
+def _left_for(ledger: Ledger, record: Record, reason: str) -> bool:
     """Of a message that may also have been trimmed: whether its letter says so, or it makes no difference."""
-    targets = ledger.targets_of(record.account, record.copy, "delivery_limit")[2]
-    return not targets or was_buried(ledger, record, "delivery_limit")
+    targets = ledger.targets_of(record.account, record.copy, reason)[2]
+    return not targets or was_buried(ledger, record, reason)
 
 
 def was_buried(ledger: Ledger, record: Record, reason: str) -> bool:
@@ -195,6 +200,8 @@ def _check_delivery(
     account = record.account
     if record.state != READY:
         raise Violation("1 one delivery at a time", f"{record!r} was delivered while {record.state}")
+    if record.over:
+        raise Violation("expiry", f"{record!r} was delivered after its time")
     if not account.deliverable(record):
         raise Violation("group order", f"{record!r} was delivered while its group is busy")
     _check_order(account, record, consumer)

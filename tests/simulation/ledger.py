@@ -257,6 +257,12 @@ class Ledger:
         if account.newborn and kind == "dead_lettered_in" and copy.history[0].queue not in self.named_by(account.name):
             # it came by the default exchange, perhaps before another letter made the queue
             return "unsure"
+        if kind == "published" and 0 < copy.expires_ms <= self.shard.wall_ms:
+            # its transaction was committed when its time was up, and nobody could take it at once
+            account.tally[kind] += 1
+            account.entered += 1
+            self.bury(account, copy, 0, "expired")
+            return "in"
         if account.terms.trims:
             account.tally[kind] += 1
             account.entered += 1

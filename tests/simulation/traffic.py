@@ -206,15 +206,15 @@ def claim_from(world: World, account: Account, count: int, lease_ms: int) -> Non
 
 
 def _claimable(account: Account, count: int) -> int | None:
-    """How many can be claimed: of each group one. None when some had their last attempt, and may free their group."""
+    """How many can be claimed: of each group one. None when some are not handed out any more, which frees groups."""
     groups: list[str] = []
     found = 0
     for record in account.ready():
         if found == count:
             break
-        if 0 < account.terms.max_attempts <= record.attempts and account.terms.grouped:
-            return None
-        if 0 < account.terms.max_attempts <= record.attempts:
+        if record.over or 0 < account.terms.max_attempts <= record.attempts:
+            if account.terms.grouped:
+                return None
             continue
         group = record.copy.group if account.terms.grouped else ""
         if group:

@@ -2,6 +2,7 @@
 
 Only the plain line (no priority) is paged. While part of it is on the medium, an entry that is written goes there too
 as soon as it is the next that came, so that the line stays in order; the first run is read back when it is needed.
+What is paged, or about to be, expires from here: the index of expiries (`timing`) would keep it in memory.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from mypy_extensions import i32, i64
 
 from rookery.core.consumers import KEY_HASH
 from rookery.core.entries import GONE, READY, Entry, Level
-from rookery.core.paging import Paged
-from rookery.model import DEAD, PERSISTENT, Message
+from rookery.core.paging import Page, Paged
+from rookery.model import DEAD, NEVER, PERSISTENT, Message
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # How much of what is paged out is read back at once
 LOAD_BYTES: Final[i64] = 256 * 1024
 LOAD_ENTRIES: Final[i64] = 512
+
+EXPIRE_ENTRIES: Final = 2_000
+"""So many paged entries expire in one go, others in the next turn."""
 
 
 def count_origin(origins: dict[str, int], message: Message, step: int) -> None:
@@ -44,12 +48,15 @@ class Lines:
         self.order: list[Level] = [self.plain]
         # dead letters among what is paged out, by the queue they died in
         self._origins: dict[str, int] = {}
+        # when the first of those that came since expires
+        self._fresh_due_ms: i64 = NEVER
 
     def clear(self) -> None:
         self.plain = Level(0)
         self._levels = {0: self.plain}
         self.order = [self.plain]
         self._origins.clear()
+        self._fresh_due_ms = NEVER
 
     def add(self, entry: Entry) -> bool:
         """Put a READY entry at its place; False when `find` will not see it there."""
@@ -85,8 +92,11 @@ class Lines:
         queue = self._queue
         for level in self.order:
             while True:
-                if level.paged is not None and level.must_load():
-                    self._load(level)
+                if level.paged is not None:
+                    if level.must_load():
+                        self._load(level)
+                    elif level.paged is None:
+                        self._index_line(level)
                 entry = level.pop()
                 if entry is not None:
                     queue.ready -= 1
@@ -106,15 +116,11 @@ class Lines:
             if first.state == READY:
                 if not self._pages():
                     return
-                if first.message.expires_ms:
-                    # it stays in memory, beside the line, so that it does not keep others there
-                    level.returned.push(first.seq, first)
-                    queue.away[first.seq] = first
-                elif first is entry:
+                if first is entry:
                     self._put_away(level, first, place or queue.shard.spill(queue, first))
                     level.fresh_head += 1
                     break
-                elif first.message.segment or (queue.journaled and first.message.flags & PERSISTENT):
+                if first.message.segment or (queue.journaled and first.message.flags & PERSISTENT):
                     return
                 else:
                     self._put_away(level, first, queue.shard.spill(queue, first))
@@ -126,7 +132,7 @@ class Lines:
     def _pages(self) -> bool:
         """Whether entries of this queue can be paged at all."""
         queue = self._queue
-        return queue.ttl_ms < 0 and not queue.grouped and queue.roster.distribution != KEY_HASH
+        return not queue.grouped and queue.roster.distribution != KEY_HASH
 
     def _put_away(self, level: Level, entry: Entry, place: i64) -> None:
         queue = self._queue
@@ -134,7 +140,7 @@ class Lines:
         again: i64 = 1 if entry.redelivered else 0
         meta: i64 = len(message.body) << 32 | i64(entry.attempts) << 1 | again
         assert level.paged is not None
-        level.paged.add(entry.seq, place, entry.enqueued_ms, meta)
+        self._add_paged(level.paged, entry.seq, place, entry.enqueued_ms, meta, message.expires_ms)
         entry.state = GONE
         message.refs -= 1
         if message.refs == 0:
@@ -142,6 +148,15 @@ class Lines:
         if message.flags & DEAD:
             count_origin(self._origins, message, 1)
         queue.paged_out += 1
+
+    def _add_paged(self, paged: Paged, seq: i64, place: i64, enqueued_ms: i64, meta: i64, expires_ms: i64) -> None:
+        page = paged.add(seq, place, enqueued_ms, meta, expires_ms)
+        ttl_ms = self._queue.ttl_ms
+        if expires_ms or ttl_ms >= 0:
+            due = page.expiry(len(page.seqs) - 1, ttl_ms)
+            if due < page.due_ms:
+                page.due_ms = due
+                self._queue.timing.due_at(due)
 
     def stays_paged(self, seq: i64) -> bool:
         """Whether a plain entry that is found in the journal should be left there: memory is short, and the order
@@ -153,13 +168,16 @@ class Lines:
             return False
         return level.paged is not None or queue.shard.short_of_memory()
 
-    def restore_paged(self, seq: i64, place: i64, enqueued_ms: i64, size: i64, attempts: i64, again: bool) -> None:
+    def restore_paged(
+        self, seq: i64, place: i64, enqueued_ms: i64, expires_ms: i64, size: i64, attempts: i64, again: bool
+    ) -> None:
         """As `restore`, for a plain entry that stays on the medium; all later ones must stay there too."""
         queue = self._queue
         level = self.plain
         if level.paged is None:
             level.paged = Paged()
-        level.paged.add(seq, place, enqueued_ms, size << 32 | attempts << 1 | (1 if again else 0))
+        meta = size << 32 | attempts << 1 | (1 if again else 0)
+        self._add_paged(level.paged, seq, place, enqueued_ms, meta, expires_ms)
         level.last_seq = seq
         if seq > queue.seq:
             queue.seq = seq
@@ -169,29 +187,113 @@ class Lines:
 
     def _load(self, level: Level) -> None:
         """Read a run of paged entries back into the line."""
-        queue = self._queue
+        timing = self._queue.timing
         paged = level.paged
         assert paged is not None
         loaded: i64 = 0
         line: list[Entry | None] = []
         while paged.count and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
             page = paged.front()
-            at = page.head
-            meta = page.meta[at]
-            place = page.places[at]
-            message = queue.shard.fetch(place)
-            entry = Entry(message, page.seqs[at], page.times[at])
-            entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
-            entry.redelivered = meta & 1 != 0
-            queue.tenant.hold(message)
-            message.refs = 1
-            if message.flags & DEAD:
-                count_origin(self._origins, message, -1)
+            entry = self._read(page, page.head)
             line.append(entry)
-            loaded += len(message.body) + 200
+            if timing.expiry_of(entry):
+                timing.index_expiry(entry)
+            loaded += len(entry.message.body) + 200
             paged.drop_first()
         level.line = line
         level.head = 0
+
+    def _read(self, page: Page, at: i64) -> Entry:
+        """Have a paged entry in memory again."""
+        queue = self._queue
+        meta = page.meta[at]
+        message = queue.shard.fetch(page.places[at])
+        entry = Entry(message, page.seqs[at], page.times[at])
+        entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
+        entry.redelivered = meta & 1 != 0
+        queue.tenant.hold(message)
+        message.refs = 1
+        if message.flags & DEAD:
+            count_origin(self._origins, message, -1)
+        return entry
+
+    # Expiring
+
+    def takes_expiry(self, entry: Entry, expiry_ms: i64) -> bool:
+        """Whether an entry that enters will be told of its expiry from here, because it is about to be paged."""
+        if self.plain.paged is None or self.line_of(entry.message.priority) is not self.plain:
+            return False
+        if expiry_ms < self._fresh_due_ms:
+            self._fresh_due_ms = expiry_ms
+            self._queue.timing.due_at(expiry_ms)
+        return True
+
+    def _index_line(self, level: Level) -> None:
+        """Nothing is paged any more: what came since expires as others do."""
+        self._fresh_due_ms = NEVER
+        timing = self._queue.timing
+        for entry in level.line:
+            if entry is not None and entry.state == READY and timing.expiry_of(entry):
+                timing.index_expiry(entry)
+
+    def reindex_expiries(self) -> None:
+        """The queue's time to live is another one."""
+        if self.plain.paged is None:
+            return
+        ttl_ms = self._queue.ttl_ms
+        for page in self.plain.paged.pages():
+            page.expired(-1, ttl_ms)
+        self._fresh_due_ms = NEVER
+
+    def due_ms(self) -> i64:
+        """When something here expires that the index does not know of."""
+        paged = self.plain.paged
+        if paged is None:
+            return NEVER
+        due = paged.due_ms()
+        return min(due, self._fresh_due_ms)
+
+    def expire(self) -> None:
+        """Let go of what has expired, paged or about to be."""
+        queue = self._queue
+        paged = self.plain.paged
+        now = queue.shard.wall_ms
+        if paged is None or self.due_ms() > now:
+            return
+        due: list[int] = []
+        for page in paged.pages():
+            if page.due_ms <= now:
+                due += page.expired(now, queue.ttl_ms)
+                if len(due) >= EXPIRE_ENTRIES:
+                    break
+        for seq in due:
+            # its letter, or another's, may have had it read back: then the index knows of it
+            found = paged.find(seq)
+            if found is None:
+                continue
+            at = found.find(seq)
+            entry = self._read(found, at)
+            paged.take_out(found, at)
+            queue.ready -= 1
+            queue.leave(entry, "expired", "")
+        if self._fresh_due_ms <= now < paged.due_ms():
+            self._expire_fresh(now)
+
+    def _expire_fresh(self, now: i64) -> None:
+        queue = self._queue
+        level = self.plain
+        waiting = [entry for entry in level.fresh[level.fresh_head :] if entry.state == READY]
+        self._fresh_due_ms = NEVER
+        due: list[Entry] = []
+        for entry in waiting:
+            at = queue.timing.expiry_of(entry)
+            if at and at <= now:
+                due.append(entry)
+            elif at and at < self._fresh_due_ms:
+                self._fresh_due_ms = at
+        for entry in due:
+            if entry.state == READY:
+                queue.drop_waiting(entry, "expired")
 
     def place_of(self, seq: i64) -> i64:
         """Where the paged entry of that sequence stands, 0 when it is not paged."""

@@ -1,7 +1,8 @@
-"""The part of a long line that is not in memory: for each entry four packed numbers, and no Python object.
+"""The part of a long line that is not in memory: for each entry five packed numbers, and no Python object.
 
 A paged entry stands in the journal (or, if it is transient, in a spill file) at a *place*. Pages are read back from the
-front, in order, a run at a time. Only plain entries are paged: ready, of no special priority, without expiry or group.
+front, in order, a run at a time; one that expires is taken out of the middle and leaves a hole (a place of 0). Only
+plain entries are paged: ready, of no special priority and of no group.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from rookery._bytes import append, vec
+from rookery.model import NEVER
 
 PAGE_ENTRIES: Final[i64] = 1024
 PLACE_BITS: Final[i64] = 36
@@ -62,20 +64,25 @@ class MemoryPager(Pager):
 
 @final
 class Page:
-    """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered."""
+    """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered, `expires` the message's own
+    expiry or 0; `due_ms` is when the first of them expires, by that or by the queue's time to live.
+    """
 
     def __init__(self) -> None:
         self.seqs: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.places: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.times: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.meta: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.expires: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.head: i64 = 0
+        self.due_ms: i64 = NEVER
 
-    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64) -> None:
+    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64, expires_ms: i64) -> None:
         self.seqs = append(self.seqs, seq)
         self.places = append(self.places, place)
         self.times = append(self.times, enqueued_ms)
         self.meta = append(self.meta, meta)
+        self.expires = append(self.expires, expires_ms)
 
     def find(self, seq: i64) -> i64:
         """The index of a sequence, -1 when it is not here."""
@@ -85,12 +92,35 @@ class Page:
             middle = (low + high) >> 1
             there = self.seqs[middle]
             if there == seq:
-                return middle
+                return middle if self.places[middle] else -1
             if there < seq:
                 low = middle + 1
             else:
                 high = middle
         return -1
+
+    def expiry(self, at: i64, ttl_ms: i64) -> i64:
+        """When an entry expires in a queue of this time to live (-1: none), NEVER if it does not."""
+        due = self.expires[at] or NEVER
+        if ttl_ms >= 0 and self.times[at] + ttl_ms < due:
+            due = self.times[at] + ttl_ms
+        return due
+
+    def expired(self, now: i64, ttl_ms: i64) -> list[int]:
+        """The sequences of those that have expired; `due_ms` is that of the others then."""
+        found: list[int] = []
+        self.due_ms = NEVER
+        at = self.head
+        end: i64 = len(self.seqs)
+        while at < end:
+            if self.places[at]:
+                due = self.expiry(at, ttl_ms)
+                if due <= now:
+                    found.append(self.seqs[at])
+                elif due < self.due_ms:
+                    self.due_ms = due
+            at += 1
+        return found
 
 
 @final
@@ -102,11 +132,14 @@ class Paged:
         self._first: i64 = 0
         self.count: i64 = 0
 
-    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64) -> None:
+    def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64, expires_ms: i64) -> Page:
+        """Put an entry at the end; the page that it is in."""
         if not self._pages or len(self._pages[-1].seqs) >= PAGE_ENTRIES:
             self._pages.append(Page())
-        self._pages[-1].add(seq, place, enqueued_ms, meta)
+        page = self._pages[-1]
+        page.add(seq, place, enqueued_ms, meta, expires_ms)
         self.count += 1
+        return page
 
     def front(self) -> Page:
         """The page that holds the first entry, at its `head`."""
@@ -118,17 +151,43 @@ class Paged:
 
     def drop_first(self) -> None:
         """The first entry was read back."""
-        page = self._pages[self._first]
-        page.head += 1
+        self._pages[self._first].head += 1
         self.count -= 1
-        if page.head >= len(page.seqs):
+        self._skip_holes()
+
+    def take_out(self, page: Page, at: i64) -> None:
+        """An entry went out of turn."""
+        page.places[at] = 0
+        self.count -= 1
+        self._skip_holes()
+
+    def _skip_holes(self) -> None:
+        """Let the front be an entry."""
+        while self._first < len(self._pages):
+            page = self._pages[self._first]
+            while page.head < len(page.seqs):
+                if page.places[page.head]:
+                    return
+                page.head += 1
             self._first += 1
             if self._first >= 64 and self._first * 2 >= len(self._pages):
                 del self._pages[: self._first]
                 self._first = 0
-            elif self._first >= len(self._pages):
-                self._pages = []
-                self._first = 0
+        self._pages = []
+        self._first = 0
+
+    def pages(self) -> list[Page]:
+        return self._pages[self._first :]
+
+    def due_ms(self) -> i64:
+        """When the first of all expires, NEVER if none does."""
+        due = NEVER
+        at = self._first
+        while at < len(self._pages):
+            if self._pages[at].due_ms < due:
+                due = self._pages[at].due_ms
+            at += 1
+        return due
 
     def find(self, seq: i64) -> Page | None:
         """The page that holds a sequence."""

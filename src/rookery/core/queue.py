@@ -244,9 +244,10 @@ class Queue:
         if message.expires_ms or self.ttl_ms >= 0:
             if due_ms > now:
                 entry.enqueued_ms = due_ms
-            else:
-                late = self.timing.expiry_of(entry) <= now
-            self.timing.index_expiry(entry)
+            expiry = self.timing.expiry_of(entry)
+            if due_ms > now or not self.lines.takes_expiry(entry, expiry):
+                self.timing.index_expiry(entry)
+            late = due_ms <= now and expiry <= now
         if due_ms > now:
             entry.enqueued_ms = due_ms
             self.timing.delay(entry, due_ms)
@@ -327,6 +328,12 @@ class Queue:
             if self.max_attempts and i64(entry.attempts) >= self.max_attempts:
                 self.leave(entry, "delivery_limit", "")
                 continue
+            if self.ttl_ms >= 0 or entry.message.expires_ms:
+                # of many that expire at once, some are still in line
+                expiry = self.timing.expiry_of(entry)
+                if expiry and expiry < self.shard.wall_ms:
+                    self.leave(entry, "expired", "")
+                    continue
             if self.grouped and self.parking.takes(entry):
                 continue
             return entry
@@ -417,8 +424,6 @@ class Queue:
                 self.shard.events.delivered(self, entry, "")
             leases.append(self._lease(entry, None, lease_ms, True))
         return leases
-
-    # Paging
 
     # Subscribing
 

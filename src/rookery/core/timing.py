@@ -50,8 +50,11 @@ class Timing:
     def tidy_waits(self) -> None:
         """An entry left: let go of such when they are most of the indexes."""
         queue = self._queue
-        if len(self._expiries) and self._expiries.crowded(queue.ready + queue.delayed + queue.leased):
-            self.reindex_expiries()
+        if len(self._expiries):
+            paged = queue.lines.plain.paged
+            out: i64 = 0 if paged is None else paged.count
+            if self._expiries.crowded(queue.ready - out + queue.delayed + queue.leased):
+                self._reindex_waiting()
         if len(self._delays) and self._delays.crowded(queue.delayed):
             self._reindex_delays()
 
@@ -63,8 +66,7 @@ class Timing:
             queue.away[entry.seq] = entry
         queue.delayed += 1
         self._delays.push(due_ms, entry)
-        if due_ms < self.wall_due_ms:
-            self._arm_wall(due_ms)
+        self.due_at(due_ms)
 
     def pop_delayed(self) -> Entry | None:
         queue = self._queue
@@ -95,19 +97,33 @@ class Timing:
                 at = by_queue
         return at
 
+    def _by_expiry(self, entry: Entry) -> tuple[int, int]:
+        return (self.expiry_of(entry), entry.seq)
+
     def index_expiry(self, entry: Entry) -> None:
         at = self.expiry_of(entry)
         self._expiries.push(at, entry)
-        if at < self.wall_due_ms:
-            self._arm_wall(at)
+        self.due_at(at)
 
     def reindex_expiries(self) -> None:
-        """Build the expiry index anew, from what still waits (leased entries are indexed when they return)."""
+        """Find out anew what expires when (leased entries are indexed when they return)."""
+        lines = self._queue.lines
+        lines.reindex_expiries()
+        self.due_at(lines.due_ms())
+        self._reindex_waiting()
+
+    def _reindex_waiting(self) -> None:
+        """Build the index of expiries from what waits in memory."""
         queue = self._queue
         self._expiries.clear()
-        for entry in queue.waiting_entries():
+        for entry in queue.ready_in_memory() + self.delayed():
             if self.expiry_of(entry):
                 self.index_expiry(entry)
+
+    def due_at(self, at: i64) -> None:
+        """Something will be due at this wall time."""
+        if at < self.wall_due_ms:
+            self._arm_wall(at)
 
     def _reindex_delays(self) -> None:
         """Let go of entries that left before their delay was over."""
@@ -148,15 +164,25 @@ class Timing:
                 queue.delayed -= 1
                 queue.line_up(entry)
         expiries = self._expiries
+        expired: list[Entry] = []
         while expiries.first_key() <= now:
-            entry = cast(Entry, expiries.pop())
-            if entry.state == LEASED or entry.state == GONE:
-                continue
-            if self.expiry_of(entry) <= now:
+            expired.append(cast(Entry, expiries.pop()))
+        if len(expired) > 1:
+            # those of one moment go in the order they came
+            expired.sort(key=self._by_expiry)
+        for entry in expired:
+            if entry.state != LEASED and entry.state != GONE and self.expiry_of(entry) <= now:
                 queue.drop_waiting(entry, "expired")
+        queue.lines.expire()
         due = delays.first_key()
         if expiries.first_key() < due:
             due = expiries.first_key()
+        paged_due = queue.lines.due_ms()
+        if paged_due <= now:
+            # there are more of them than go in one turn
+            paged_due = now + 1
+        if paged_due < due:
+            due = paged_due
         if due != NEVER:
             self._arm_wall(due)
         queue.pump()
@@ -167,8 +193,12 @@ class Timing:
         self.mono_due_ms = NEVER
         now = queue.shard.mono_ms
         lapses = self._lapses
+        lapsed: list[Lease] = []
         while lapses.first_key() <= now:
-            lease = cast(Lease, lapses.pop())
+            lapsed.append(cast(Lease, lapses.pop()))
+        if len(lapsed) > 1:
+            lapsed.sort(key=_by_lapse)
+        for lease in lapsed:
             if lease.live and lease.due_ms <= now:
                 holder = lease.holder
                 lasted = now - lease.delivered_ms
@@ -189,6 +219,10 @@ class Timing:
         if due < self.mono_due_ms:
             self.arm_mono(due)
         queue.pump()
+
+
+def _by_lapse(lease: Lease) -> tuple[int, int]:
+    return (lease.due_ms, lease.entry.seq)
 
 
 def _by_due(entry: Entry) -> tuple[int, int]:

@@ -341,11 +341,12 @@ class Reader:
         self.due_ms: i64 = 0
         self.attempts: i64 = 0
         self.flags: i64 = 0
-        # puts; a plain one has no priority, expiry or history. Of puts and records, whether the body is in zstd
+        # puts; a plain one has no priority or history. Of puts and records, whether the body is in zstd
         self.placements: i64 = 0
         self.body_bytes: i64 = 0
         self.props_bytes: i64 = 0
         self.plain = False
+        self.expires_ms: i64 = 0
         self.zstd = False
         self._at: i64 = 0
         self.number: i64 = 0
@@ -408,7 +409,9 @@ class Reader:
         at = pos + 10
         if options & _PRIORITY:
             at += 8
+        self.expires_ms = 0
         if options & _EXPIRES:
+            self.expires_ms = read_i64_be(data, at)
             at += 8
         if options & _HISTORY:
             at += 12 + i64(read_i32_be(data, at + 8))
@@ -422,7 +425,7 @@ class Reader:
             self.body_bytes = i64(read_i32_be(data, at))
             at += 4
         self.zstd = options & _ZSTD != 0
-        self.plain = options & (_PRIORITY | _EXPIRES | _HISTORY) == 0
+        self.plain = options & (_PRIORITY | _HISTORY) == 0
         self._at = at
 
     def placement(self) -> None:

@@ -394,7 +394,9 @@ class Recovery:
                 queue.lease_again(message, reader.seq, reader.enqueued_ms, attempts, again)
                 continue
             if reader.plain and due <= self._shard.wall_ms and queue.lines.stays_paged(reader.seq):
-                queue.lines.restore_paged(reader.seq, place, reader.enqueued_ms, reader.body_bytes, attempts, again)
+                size = reader.body_bytes
+                expires = reader.expires_ms
+                queue.lines.restore_paged(reader.seq, place, reader.enqueued_ms, expires, size, attempts, again)
                 continue
             if message is None:
                 message = reader.message(self._routes)
