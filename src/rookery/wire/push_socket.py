@@ -145,7 +145,7 @@ class Socket(Reader):
 
     def received(self, data: bytes) -> None:
         self._heard_ms = self._shard.mono_ms
-        if self._decoder.fault is not None:
+        if self._decoder.fault_code:
             # a peer that is not understood any more was told so, and answers
             self._agreed = True
             self._call.touch()
@@ -157,9 +157,8 @@ class Socket(Reader):
             if self._connection.face.defect is not None:
                 self._connection.face.defect(error, self._call)
             self._say_farewell(websocket.DEFECT, "the server met a defect of its own")
-        fault = self._decoder.fault
-        if fault is not None:
-            self._say_farewell(fault.code, fault.text)
+        if self._decoder.fault_code:
+            self._say_farewell(int(self._decoder.fault_code), self._decoder.fault)
         self._count(self._decoder.held_bytes)
 
     def _heed(self, opcode: i64, payload: bytes) -> None:

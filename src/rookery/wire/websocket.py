@@ -3,7 +3,7 @@ state beyond what is still arriving.
 
 `Decoder.receive` takes whatever came and gives the messages and control frames that are complete. It keeps no more
 than one message, which is bounded before it arrives: a frame that says it is too long is refused by its head. After the
-first fault nothing more of the peer is believed; `fault` says with which code to close.
+first fault nothing more of the peer is believed; `fault_code` and `fault` say how to close.
 
 No extensions are offered, so a frame with a reserved bit is a fault.
 """
@@ -106,21 +106,15 @@ def unmask(data: bytes, key: bytes) -> bytes:
 
 
 @final
-class Fault:
-    """What a peer did that it may not, and the code to close with."""
-
-    def __init__(self, code: int, text: str) -> None:
-        self.code = code
-        self.text = text
-
-
-@final
 class Decoder:
-    """See the module's docstring. `held_bytes` is what of the peer's bytes waits here for the rest of a message."""
+    """See the module's docstring. `fault_code` is 0 as long as there was no fault; `held_bytes` is what of the peer's
+    bytes waits here for the rest of a message.
+    """
 
     def __init__(self, message_max_bytes: i64) -> None:
         self.message_max_bytes: i64 = message_max_bytes
-        self.fault: Fault | None = None
+        self.fault_code: i64 = 0
+        self.fault = ""
         self.held_bytes: i64 = 0
         self._pieces: list[bytes] = []
         self._piece_bytes: i64 = 0
@@ -132,7 +126,7 @@ class Decoder:
     def receive(self, data: bytes) -> list[tuple[i64, bytes]]:
         """Opcode and payload of each message and control frame that is complete now."""
         found: list[tuple[i64, bytes]] = []
-        if self.fault is not None:
+        if self.fault_code:
             return found
         self._pieces.append(data)
         self._piece_bytes += len(data)
@@ -142,7 +136,7 @@ class Decoder:
             self._pieces = []
             self._piece_bytes = 0
             at = self._read_all(whole, found)
-            if at < len(whole) and self.fault is None:
+            if at < len(whole) and not self.fault_code:
                 self._pieces.append(whole[at:] if at else whole)
                 self._piece_bytes = len(whole) - at
         self.held_bytes = self._piece_bytes + self._part_bytes
@@ -152,7 +146,7 @@ class Decoder:
         """Read whole frames; where the first one begins that is not."""
         at: i64 = 0
         end: i64 = len(data)
-        while self.fault is None:
+        while not self.fault_code:
             left = end - at
             if left < 2:
                 self._wanted_bytes = 2
@@ -201,7 +195,7 @@ class Decoder:
             self._stop(PROTOCOL_ERROR, "there is nothing to continue")
         elif self._opcode and (opcode == TEXT or opcode == BINARY):
             self._stop(PROTOCOL_ERROR, "a message begins before the last one ended")
-        return self.fault is None
+        return self.fault_code == 0
 
     def _take(self, first: i64, payload: bytes, found: list[tuple[i64, bytes]]) -> None:
         opcode = first & 0x0F
@@ -238,10 +232,11 @@ class Decoder:
             self._stop(PROTOCOL_ERROR, "a close frame has a code that may be sent, or is empty")
         elif not is_utf8(payload[2:]):
             self._stop(NOT_UTF8, "the reason of a close frame is not UTF-8")
-        return self.fault is None
+        return self.fault_code == 0
 
     def _stop(self, code: int, text: str) -> i64:
-        self.fault = Fault(code, text)
+        self.fault_code = code
+        self.fault = text
         self._parts = []
         self._part_bytes = 0
         return 0
