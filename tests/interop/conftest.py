@@ -50,13 +50,16 @@ def amqplib(need_program: Callable[[str], str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(need_program: Callable[[str], str]) -> Iterator[SparkSession]:
+def spark(need_program: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests of the connector: starting one takes longer than most of them."""
     need_program("java")
     import rookery.spark
 
+    # Spark's own processes on the driver have what this one has when Spark starts
+    os.environ["ROOKERY_TESTS_TOKEN"] = "secret"
+    folder = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = rookery.spark.session("local[2]", profile="test")
+        made = rookery.spark.session("local[2]", profile="test", spark_sql_warehouse_dir=folder)
     yield made
     made.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ class World:
     def __init__(self, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.here = {"endpoint": self.url, "token": KEY}
+        self.here: dict[str, Any] = {"endpoint": self.url, "token": KEY}
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -67,7 +67,9 @@ class World:
 
 
 class Proxy:
-    """Between a client and a server: cuts as many connections as it is told, each after so many bytes of answers."""
+    """Between a client and a server: cuts as many connections as it is told, each after so many bytes of answers; or
+    takes them and lets them wait.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -75,6 +77,7 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self.cuts_left = 0
         self.cut_after = 0
+        self.stalls_left = 0
         self.connections = 0
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -82,6 +85,9 @@ class Proxy:
     def cut(self, times: int, after_bytes: int) -> None:
         self.cut_after = after_bytes
         self.cuts_left = times
+
+    def stall(self, times: int) -> None:
+        self.stalls_left = times
 
     def close(self) -> None:
         self._closed = True
@@ -97,6 +103,13 @@ class Proxy:
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
+        if self.stalls_left:
+            self.stalls_left -= 1
+            with peer:
+                # until the client has enough of it
+                while peer.recv(65_536):
+                    pass
+            return
         with peer, socket.create_connection(("127.0.0.1", self._to)) as server:
             threading.Thread(target=_copy, args=(peer, server), daemon=True).start()
             left = None
@@ -122,6 +135,14 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     except OSError:
         pass
+
+
+def eventually(is_so: Callable[[], bool], patience_sec: float = 60) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + patience_sec
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager

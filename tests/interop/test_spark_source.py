@@ -184,6 +184,9 @@ def test_records_that_retention_took_are_named_or_skipped(reading: Reading, worl
     world.stream("lost", 10)
     options = {"subscribe": "lost", "startingOffsets": '{"lost":{"0":2}}', "failOnDataLoss": "true"}
     assert len(reading.run("lost", **options)[0]) == 8
+    # without consumerGroup the query has one of its own
+    ((group, lag),) = world.call("GET", "/streams/lost")["groups"].items()
+    assert (group.startswith("spark-"), lag) == (True, 0)
     world.call("POST", "/streams/lost/seal")
     world.fill("lost", 10, 12)
     world.call("POST", "/streams/lost/seal")
@@ -194,6 +197,21 @@ def test_records_that_retention_took_are_named_or_skipped(reading: Reading, worl
     ):
         reading.run("lost", **options)
     assert reading.run("lost", **options | {"failOnDataLoss": "false"}) == [["m12", "m13", "m14"]]
+    assert world.call("GET", "/streams/lost")["groups"] == {group: 0}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "words"),
+    [({"continuous": "1 second"}, "continuous"), ({"realTime": "5 seconds"}, "STREAMING_REAL_TIME_MODE")],
+)
+def test_other_triggers_are_refused(reading: Reading, world: World, trigger: dict[str, str], words: str) -> None:
+    world.stream("triggered", 3)
+    stream = reading.spark.readStream.format("rookery").options(**reading.here, subscribe="triggered").load()
+    folder = str(reading.folder / words)
+    mode = "update" if "realTime" in trigger else "append"
+    writer = stream.writeStream.format("console").outputMode(mode).option("checkpointLocation", folder)
+    with pytest.raises(Exception, match=f"(?i){words}"):
+        writer.trigger(**trigger).start().awaitTermination()
 
 
 def test_a_queue_is_read_by_cuts_and_settled(reading: Reading, world: World) -> None:

@@ -61,6 +61,20 @@ def test_the_options_of_a_table_of_sql_have_a_word_before_their_names_and_others
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "must be a number from 1"),
         ({"maxOffsetsPerTrigger": "-5"}, "maxOffsetsPerTrigger", "must be a number from 1"),
         ({"minPartitions": "many"}, "minPartitions", "must be a number"),
+        ({"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger", "from 1 to 5"),
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay", "needs minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "1", "maxTriggerDelay": "soon"}, "maxTriggerDelay", "must be a time such as 30s"),
+        ({"mode": "parquet"}, "mode", "must be auto or broker or segments"),
+        ({"isolation": "read_uncommitted"}, "isolation", "shows nothing that is not committed"),
+        ({"headerFilter": "region"}, "headerFilter", "such as region=eu"),
+        ({"headerFilter": "=eu"}, "headerFilter", "such as region=eu"),
+        ({"fetchBatchRows": "0"}, "fetchBatchRows", "must be a number from 1"),
+        ({"includeValue": "1"}, "includeValue", "must be true or false"),
+        ({"pushdown": "yes"}, "pushdown", "must be true or false"),
+        ({"kafka.bootstrap.servers": "h:9092"}, "kafka.bootstrap.servers", "the broker is named by endpoint"),
+        ({"tenant": "acme"}, "tenant", "the key in token or tokenEnv says"),
+        ({"topic": "orders"}, "topic", "named by subscribe"),
+        ({"subscribe": None, "queue": "q", "mode": "broker"}, "mode", "a queue has no mode"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss", "must be true or false"),
         ({"subscribe": None, "queue": "q", "routingKey": "a"}, "routingKey", "a queue has no routingKey"),
     ],
@@ -71,6 +85,27 @@ def test_a_mistake_is_named(said: dict[str, str | None], argument: str, words: s
         source_options(given)
     assert failure.value.argument == argument
     assert words in failure.value.message
+
+
+def test_what_can_be_said_about_reading() -> None:
+    found = source_options(
+        {
+            **ORDERS,
+            "minOffsetsPerTrigger": "1k",
+            "maxTriggerDelay": "2m",
+            "headerFilter": "region = eu,kind=",
+            "isolation": "READ_COMMITTED",
+            "mode": "Segments",
+            "segmentsRoot": "/mnt/streams",
+            "includeValue": "false",
+            "pushdown": "false",
+            "fetchBatchRows": "500",
+        }
+    )
+    assert (found.rows_min, found.delay_max_ms) == (1024, 120_000)
+    assert found.headers == (("region", "eu"), ("kind", ""))
+    assert (found.mode, found.segments_root, found.batch_rows) == ("segments", "/mnt/streams", 500)
+    assert (found.include_value, found.pushdown) == (False, False)
 
 
 @pytest.mark.parametrize(

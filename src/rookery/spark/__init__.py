@@ -8,6 +8,8 @@ Nothing of the broker imports this package, and importing it does not import pys
 
 from __future__ import annotations
 
+from rookery.spark.decoding import decode
+from rookery.spark.history import history
 from rookery.spark.session import session
 
-__all__ = ["session"]
+__all__ = ["decode", "history", "session"]

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from rookery import errors
-from rookery.errors import BrokerUnreachable, RookeryError
+from rookery.errors import BrokerUnreachable, RookeryError, StoreDamaged
 from rookery.spark.offsets import Bounds, Place, Positions, Range
 from rookery.spark.options import Connection
 
@@ -153,6 +153,7 @@ class Client:
         # the offsets say where to go on after a broken connection, so they are always asked for
         asked = columns if "offset" in columns else (*columns, "offset")
         at = each.start
+        rows = 0
         pauses = self._pauses()
         while at < each.stop:
             query = {**fixed, "from": at, "columns": ",".join(asked)}
@@ -162,8 +163,11 @@ class Client:
                 for batch in self._batches(_url(path, query)):
                     if batch.num_rows:
                         at = batch.column("offset")[-1].as_py() + 1
+                        rows += batch.num_rows
                         pauses = self._pauses()
                         yield batch if asked is columns else batch.select(list(columns))
+                if "routing_key" not in fixed and rows != each.rows:
+                    raise StoreDamaged(f"{path} has {rows} records from {each.start} on, not {each.rows}")
                 return
             except _BROKEN as error:
                 self._wait(pauses, "GET", path, error)
@@ -205,7 +209,8 @@ class Client:
         """The partitions of a stream, and what they have."""
         shown = self.get(_stream(stream))
         return {
-            (stream, row["partition"]): Bounds(row["first"], row["end"], row["bytes"]) for row in shown["partitions"]
+            (stream, row["partition"]): Bounds(row["first"], row["end"], row["bytes"], row["sealed_before"])
+            for row in shown["partitions"]
         }
 
     def positions_at(self, stream: str, time_ms: int) -> Positions:
@@ -216,6 +221,17 @@ class Client:
     def commit_group(self, stream: str, group: str, offsets: Mapping[int, int]) -> None:
         body = {"offsets": {str(partition): offset for partition, offset in offsets.items()}}
         self.post(f"{_stream(stream)}/groups/{quote(group, safe='')}/commit", body)
+
+    # Plans of sealed files
+
+    def make_plan(self, stream: str, wanted: Mapping[str, object]) -> Any:
+        return self.post(f"{_stream(stream)}/plan", wanted)
+
+    def renew_plan(self, plan: str, lease_ms: int) -> None:
+        self.post(f"/api/v1/plans/{quote(plan, safe='')}/renew", {"lease_ms": lease_ms})
+
+    def release_plan(self, plan: str) -> None:
+        self.delete(f"/api/v1/plans/{quote(plan, safe='')}")
 
 
 class _Busy(Exception):

@@ -6,10 +6,11 @@ once, a batch has no more rows than its limit, and while there is something to b
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from rookery.errors import InvalidArgument
 
@@ -26,11 +27,14 @@ Positions = dict[Place, int]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a partition has: offsets from `first` up to, not including, `end`, of so many bytes in all."""
+    """What a partition has: offsets from `first` up to, not including, `end`, of so many bytes in all; those before
+    `sealed` stand in files.
+    """
 
     first: int
     end: int
     bytes: int = 0
+    sealed: int = 0
 
     @property
     def row_bytes(self) -> float:
@@ -51,10 +55,16 @@ class Range:
         return self.stop - self.start
 
 
-def positions_of(found: Mapping[str, Mapping[str, int]]) -> Positions:
+READER: Final = ""
+"""The key in a checkpoint's positions, no stream's name, under which is who reads."""
+
+
+def positions_of(found: Mapping[str, Any]) -> Positions:
     """Positions from their form in Spark's checkpoint, which is that of Kafka's source."""
     positions: Positions = {}
     for stream, partitions in found.items():
+        if stream == READER:
+            continue
         for partition, offset in partitions.items():
             if not partition.isdecimal() or isinstance(offset, bool) or offset < EARLIEST_OFFSET:
                 raise ValueError(f"{stream}: {partition!r}: {offset} is no offset of a partition")
@@ -62,9 +72,9 @@ def positions_of(found: Mapping[str, Mapping[str, int]]) -> Positions:
     return positions
 
 
-def as_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def as_json(positions: Mapping[Place, int], reader: str = "") -> dict[str, Any]:
     """The form in the checkpoint; equal positions have equal texts, which is how Spark compares them."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Any] = {READER: reader} if reader else {}
     for (stream, partition), offset in sorted(positions.items()):
         found.setdefault(stream, {})[str(partition)] = offset
     return found
@@ -89,6 +99,12 @@ def resolve(
 
 def _names(places: Iterable[Place]) -> str:
     return ", ".join(f"partition {partition} of stream {stream!r}" for stream, partition in places)
+
+
+def narrowed(positions: Mapping[Place, int], limits: Mapping[Place, int], upwards: bool) -> Positions:
+    """Positions that are no lower, or no higher, than limits."""
+    choose = max if upwards else min
+    return {place: choose(offset, limits.get(place, offset)) for place, offset in positions.items()}
 
 
 def rows_within(bytes_max: int, start: Mapping[Place, int], bounds: Mapping[Place, Bounds]) -> int:
@@ -151,13 +167,13 @@ def _split(each: Range, count: int) -> list[Range]:
 def _merge(pieces: list[Range], wanted: int, rows_max: int) -> list[list[Range]]:
     """Put the largest pieces first, each into the emptiest task that has room."""
     tasks: list[list[Range]] = [[] for _ in range(min(wanted, len(pieces)))]
-    sizes = [0] * len(tasks)
+    emptiest = [(0, index) for index in range(len(tasks))]
     for piece in sorted(pieces, key=lambda piece: -piece.rows):
-        index = min(range(len(tasks)), key=sizes.__getitem__)
-        if sizes[index] and sizes[index] + piece.rows > rows_max:
-            tasks.append([])
-            sizes.append(0)
-            index = len(tasks) - 1
+        size, index = emptiest[0]
+        if size and size + piece.rows > rows_max:
+            heapq.heappush(emptiest, (piece.rows, len(tasks)))
+            tasks.append([piece])
+            continue
+        heapq.heapreplace(emptiest, (size + piece.rows, index))
         tasks[index].append(piece)
-        sizes[index] += piece.rows
     return [sorted(task, key=lambda piece: (piece.stream, piece.partition, piece.start)) for task in tasks]

@@ -31,15 +31,40 @@ SOURCE: Final = (
     "endingTimestamp",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerTask",
     "failOnDataLoss",
     "includeHeaders",
+    "includeValue",
     "columns",
     "routingKey",
+    "headerFilter",
+    "isolation",
     "consumerGroup",
+    "pushdown",
+    "mode",
+    "segmentsRoot",
+    "fetchBatchRows",
 )
+OF_STREAMS: Final = (
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "routingKey",
+    "mode",
+    "segmentsRoot",
+)
+"""What cannot be said of a queue."""
+
 SINK: Final = (*CONNECTION, "topic", "stream", "exchange", "queue", "producerId", "jobId", "epoch", "maxBatchBytes")
+
+KNOWN: Final = tuple(dict.fromkeys((*SOURCE, *SINK)))
+"""What a table of SQL can have: it is read and written."""
 
 OF_SPARK: Final = frozenset(
     {
@@ -61,14 +86,33 @@ OF_SPARK: Final = frozenset(
 OF_TABLES: Final = "option."
 """What stands before the names of the options of a table of SQL."""
 
+INSTEAD: Final = {
+    "kafka.bootstrap.servers": "the broker is named by endpoint",
+    "kafka.group.id": "progress is told to consumerGroup",
+    "groupidprefix": "progress is told to consumerGroup",
+    "startingoffsetsbytimestamp": "a time to begin at is startingTimestamp",
+    "endingoffsetsbytimestamp": "a time to end at is endingTimestamp",
+    "kafkaconsumer.polltimeoutms": "how long an answer may take is fetchTimeoutMs",
+    "fetchoffset.numretries": "how often a request is repeated is retries",
+    "tenant": "the key in token or tokenEnv says whose streams are read",
+    "topic": "streams to read are named by subscribe, where to write to is topic",
+    "stream": "streams to read are named by subscribe, the one to write to is stream",
+    "cuttimeout": "cuts are held until they are acknowledged or released",
+}
+"""What to say to those who expect the options of another connector, in lower case."""
+
 ROWS_PER_TRIGGER: Final = 1_000_000
 BYTES_PER_TRIGGER: Final = 256 << 20
 ROWS_PER_TASK: Final = 200_000
+BATCH_ROWS: Final = 32_768
+TRIGGER_DELAY_MS: Final = 15 * 60_000
+MODES: Final = ("auto", "broker", "segments")
 BATCH_BYTES: Final = 4 << 20
 TIMEOUT_MS: Final = 30_000
 RETRIES: Final = 5
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_TIMES_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True)
@@ -97,13 +141,21 @@ class SourceOptions:
     ending_ms: int | None = None
     rows_per_trigger: int = ROWS_PER_TRIGGER
     bytes_per_trigger: int = BYTES_PER_TRIGGER
+    rows_min: int = 0
+    delay_max_ms: int = TRIGGER_DELAY_MS
     tasks_min: int = 0
     rows_per_task: int = ROWS_PER_TASK
     fail_on_data_loss: bool = True
     include_headers: bool = True
+    include_value: bool = True
     columns: tuple[str, ...] = ()
     routing_key: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
     group: str = ""
+    pushdown: bool = True
+    mode: str = "auto"
+    segments_root: str = ""
+    batch_rows: int = BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -126,16 +178,19 @@ class Given:
 
     def __init__(self, said: Mapping[str, str], known: tuple[str, ...]) -> None:
         lower = {name.lower(): name for name in known}
-        self._said = {}
+        self._said: dict[str, str] = {}
         for name, value in sorted(said.items(), key=lambda pair: not pair[0].startswith(OF_TABLES)):
             name = name.removeprefix(OF_TABLES)
             if name.lower() in OF_SPARK:
                 continue
             if name.lower() not in lower:
-                near = difflib.get_close_matches(name.lower(), lower, 1, 0.6)
-                hint = f"; did you mean {lower[near[0]]}?" if near else f"; there are {', '.join(known)}"
-                raise InvalidArgument(f"unknown option {name!r}{hint}", argument=name)
+                raise InvalidArgument(f"unknown option {name!r}; {_hint(name.lower(), lower)}", argument=name)
             self._said[lower[name.lower()]] = value
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What was given, under the names as they are written here."""
+        return dict(self._said)
 
     def has(self, name: str) -> bool:
         return name in self._said
@@ -168,6 +223,22 @@ class Given:
             )
         return value
 
+    def time_ms(self, name: str, default: int) -> int:
+        """How long something takes, such as 30s; a number alone is milliseconds."""
+        if not self.has(name):
+            return default
+        found = re.fullmatch(r"(\d{1,12})\s*(ms|s|m|h)?", self.text(name).lower())
+        if found is None:
+            raise InvalidArgument(f"{name} must be a time such as 30s or 15m, not {self._said[name]!r}", argument=name)
+        return int(found[1]) * _TIMES_MS[found[2] or "ms"]
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        """One of some words, the first unless another is said."""
+        value = self.text(name, known[0]).lower()
+        if value not in known:
+            raise InvalidArgument(f"{name} must be {' or '.join(known)}, not {value!r}", argument=name)
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.text(name, str(default)).lower()
         if value not in ("true", "false"):
@@ -191,6 +262,13 @@ class Given:
             raise InvalidArgument(f"one of {', '.join(names)} is needed", argument=names[0])
 
 
+def _hint(name: str, lower: Mapping[str, str]) -> str:
+    if name in INSTEAD:
+        return INSTEAD[name]
+    near = difflib.get_close_matches(name, lower, 1, 0.6)
+    return f"did you mean {lower[near[0]]}?" if near else f"there are {', '.join(lower.values())}"
+
+
 def source_options(said: Mapping[str, str]) -> SourceOptions:
     """Read the options of a source."""
     given = Given(said, SOURCE)
@@ -198,9 +276,16 @@ def source_options(said: Mapping[str, str]) -> SourceOptions:
     given.one_of("startingOffsets", "startingTimestamp", needed=False)
     given.one_of("endingOffsets", "endingTimestamp", needed=False)
     if given.has("queue"):
-        for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "routingKey"):
+        for name in OF_STREAMS:
             if given.has(name):
                 raise InvalidArgument(f"a queue has no {name}: it is read from its head", argument=name)
+    if given.text("isolation", "read_committed").lower() != "read_committed":
+        raise InvalidArgument(
+            "isolation can only be read_committed: the broker shows nothing that is not committed", argument="isolation"
+        )
+    if given.has("maxTriggerDelay") and not given.has("minOffsetsPerTrigger"):
+        raise InvalidArgument("maxTriggerDelay needs minOffsetsPerTrigger", argument="maxTriggerDelay")
+    rows_max = given.number("maxOffsetsPerTrigger", ROWS_PER_TRIGGER, 1, 1 << 53)
     return SourceOptions(
         connection=_connection(given),
         streams=given.texts("subscribe"),
@@ -211,15 +296,23 @@ def source_options(said: Mapping[str, str]) -> SourceOptions:
         ending=given.parsed("endingOffsets", _ending),
         starting_ms=given.parsed("startingTimestamp", _time_ms),
         ending_ms=given.parsed("endingTimestamp", _time_ms),
-        rows_per_trigger=given.number("maxOffsetsPerTrigger", ROWS_PER_TRIGGER, 1, 1 << 53),
+        rows_per_trigger=rows_max,
         bytes_per_trigger=given.number("maxBytesPerTrigger", BYTES_PER_TRIGGER, 1, 1 << 53),
+        rows_min=given.number("minOffsetsPerTrigger", 0, 1, rows_max),
+        delay_max_ms=given.time_ms("maxTriggerDelay", TRIGGER_DELAY_MS),
         tasks_min=given.number("minPartitions", 0, 1, 100_000),
         rows_per_task=given.number("maxRecordsPerTask", ROWS_PER_TASK, 1, 1 << 53),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         include_headers=given.flag("includeHeaders", True),
+        include_value=given.flag("includeValue", True),
         columns=given.texts("columns"),
         routing_key=given.text("routingKey"),
+        headers=given.parsed("headerFilter", _headers) or (),
         group=given.text("consumerGroup"),
+        pushdown=given.flag("pushdown", True),
+        mode=given.choice("mode", MODES),
+        segments_root=given.text("segmentsRoot"),
+        batch_rows=given.number("fetchBatchRows", BATCH_ROWS, 1, 1 << 31),
     )
 
 
@@ -272,6 +365,13 @@ def _pattern(value: str) -> str:
     except re.error as error:
         raise ValueError(f"{value!r} is no regular expression: {error}") from None
     return value
+
+
+def _headers(value: str) -> tuple[tuple[str, str], ...]:
+    pairs = [part.partition("=") for part in value.split(",")]
+    if not all(name.strip() and equals for name, equals, _ in pairs):
+        raise ValueError(f"name headers and their values, such as region=eu,kind=order, not {value!r}")
+    return tuple((name.strip(), wanted.strip()) for name, _, wanted in pairs)
 
 
 def _assigned(value: str) -> dict[str, tuple[int, ...]]:

@@ -8,29 +8,33 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument, OffsetOutOfRange, RookeryError, StreamNotFound
 from rookery.spark.client import Client
-from rookery.spark.offsets import Bounds, Place, Positions, Range, resolve, share_out
+from rookery.spark.filters import Limits
+from rookery.spark.offsets import Bounds, Place, Positions, Range, narrowed, resolve, share_out
 from rookery.spark.options import SourceOptions
 from rookery.spark.schema import arrow_schema, conform
+from rookery.spark.sealed import SealedReader
 
 _log = logging.getLogger(__name__)
 
 
 class Task(InputPartition):
-    """Ranges that one task reads, one after the other."""
+    """Ranges that one task reads, one after the other; of each, whether some of it stands in files."""
 
-    def __init__(self, ranges: list[Range]) -> None:
+    def __init__(self, ranges: list[Range], sealed: list[bool] | None = None) -> None:
         super().__init__(tuple(ranges))
         self.ranges = ranges
+        self.sealed = sealed or [False] * len(ranges)
 
 
 class StreamTable:
@@ -41,8 +45,19 @@ class StreamTable:
         self.client = Client(options.connection)
         self._expected = arrow_schema(schema)
         self._columns = tuple(self._expected.names)
+        if options.headers and "headers" not in self._columns:
+            self._columns = (*self._columns, "headers")
+        self.limits = Limits()
 
     # On the driver
+
+    def push(self, filters: Iterable[Filter]) -> list[Filter]:
+        """Read only what passes these filters; those that this does not do, or not wholly."""
+        if self.options.routing_key:
+            self.limits.routing_key = self.options.routing_key
+        left = self.limits.take(filters)
+        self.options = replace(self.options, routing_key=self.limits.routing_key)
+        return left
 
     def bounds(self) -> dict[Place, Bounds]:
         """What there is to be read now."""
@@ -88,10 +103,27 @@ class StreamTable:
                 )
         return found
 
-    def _at(self, bounds: Mapping[Place, Bounds], time_ms: int) -> Positions:
+    def narrowed(self, start: Positions, stop: Positions) -> tuple[Positions, Positions]:
+        """The same positions, without what filters leave out."""
+        limits = self.limits
+        stop = {place: offset for place, offset in stop.items() if limits.has(place)}
+        start = {place: max(offset, limits.start) for place, offset in start.items()}
+        if limits.stop is not None:
+            stop = {place: min(offset, limits.stop) for place, offset in stop.items()}
+        if limits.start_ms is not None:
+            start = narrowed(start, self._times(start, limits.start_ms), upwards=True)
+        if limits.stop_ms is not None:
+            stop = narrowed(stop, self._times(stop, limits.stop_ms), upwards=False)
+        return start, stop
+
+    def _times(self, places: Iterable[Place], time_ms: int) -> Positions:
         found: Positions = {}
-        for stream in sorted({stream for stream, _ in bounds}):
+        for stream in sorted({stream for stream, _ in places}):
             found |= self.client.positions_at(stream, time_ms)
+        return found
+
+    def _at(self, bounds: Mapping[Place, Bounds], time_ms: int) -> Positions:
+        found = self._times(bounds, time_ms)
         return {place: found[place] for place in bounds}
 
     def tasks(
@@ -105,12 +137,16 @@ class StreamTable:
             if until <= begin:
                 continue
             if each is None or begin < each.first or until > each.end:
-                begin = self._lost(place, begin, until, each)
+                begin = self.lost(place, begin, until, each)
             ranges.append(Range(*place, begin, until))
-        cores = os.cpu_count() or 1
-        return [Task(found) for found in share_out(ranges, cores, self.options.rows_per_task, self.options.tasks_min)]
+        shared = share_out(ranges, os.cpu_count() or 1, self.options.rows_per_task, self.options.tasks_min)
+        if self.options.mode == "broker":
+            return [Task(found) for found in shared]
+        # a range that was lost wholly is in no bounds
+        sealed = {place: each.sealed for place, each in bounds.items()}
+        return [Task(found, [each.start < sealed[(each.stream, each.partition)] for each in found]) for found in shared]
 
-    def _lost(self, place: Place, begin: int, until: int, each: Bounds | None) -> int:
+    def lost(self, place: Place, begin: int, until: int, each: Bounds | None) -> int:
         """Records of a range are not there: raise, or say where what is left of it begins."""
         stream, partition = place
         has = "it is not there" if each is None else f"it has {each.first} to {each.end - 1}"
@@ -133,21 +169,46 @@ class StreamTable:
             # Spark's own partition, when there was nothing to plan
             return
         with closing(self.client):
-            for each in partition.ranges:
-                for batch in self._records(each):
-                    yield conform(batch, self._expected)
+            for each, sealed in zip(partition.ranges, partition.sealed, strict=True):
+                for batch in self._records(each, sealed):
+                    yield from self._fitting(batch)
 
-    def _records(self, each: Range) -> Iterator[pa.RecordBatch]:
+    def _records(self, each: Range, sealed: bool) -> Iterator[pa.RecordBatch]:
         client, key = self.client, self.options.routing_key
         try:
-            yield from client.records(each, self._columns, key)
+            if sealed:
+                yield from SealedReader(client, self.options, self._columns).records(each)
+            else:
+                yield from client.records(each, self._columns, key)
             return
         except OffsetOutOfRange:
             place = (each.stream, each.partition)
-            begin = self._lost(place, each.start, each.stop, client.bounds(each.stream).get(place))
+            begin = self.lost(place, each.start, each.stop, client.bounds(each.stream).get(place))
         rest = Range(each.stream, each.partition, begin, each.stop)
         if rest.rows > 0:
             yield from client.records(rest, self._columns, key)
+
+    def _fitting(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """A batch as Spark expects it, without the rows whose headers are others."""
+        if self.options.headers:
+            batch = with_headers(batch, self.options.headers).select(self._expected.names)
+        for at in range(0, batch.num_rows, self.options.batch_rows):
+            yield conform(batch.slice(at, self.options.batch_rows), self._expected)
+
+
+def with_headers(batch: pa.RecordBatch, wanted: Iterable[tuple[str, str]]) -> pa.RecordBatch:
+    """The rows that have all these headers."""
+    import pyarrow.compute as pc
+
+    headers = batch.column("headers")
+    rows, items = pc.list_parent_indices(headers), headers.flatten()
+    names, values = items.field("key"), items.field("value")
+    chosen = pa.array(range(batch.num_rows), pa.int64())
+    for name, value in wanted:
+        found = pc.and_(pc.equal(names, name), pc.equal(values, pa.scalar(value.encode(), pa.binary())))
+        having = rows.filter(found, null_selection_behavior="drop").cast(pa.int64())
+        chosen = chosen.filter(pc.is_in(chosen, having))
+    return batch.take(chosen)
 
 
 def mirror(client: Client, group: str, positions: Mapping[Place, int]) -> bool:

@@ -15,11 +15,12 @@ from rookery.errors import InvalidArgument
 from rookery.store.schema import SCHEMA
 
 
-def table_schema(columns: Sequence[str] = (), include_headers: bool = True) -> StructType:
+def table_schema(columns: Sequence[str] = (), include_headers: bool = True, include_value: bool = True) -> StructType:
     """The schema of these columns, in this order; of all when none is named."""
-    chosen = list(columns or SCHEMA.names)
-    if not include_headers:
-        chosen = [name for name in chosen if name != "headers"]
+    left_out = {name for name, included in (("headers", include_headers), ("value", include_value)) if not included}
+    chosen = [name for name in columns or SCHEMA.names if name not in left_out]
+    if not chosen:
+        raise InvalidArgument("all columns are left out", argument="columns")
     return from_arrow_schema(pa.schema([_field(name) for name in chosen]))
 
 

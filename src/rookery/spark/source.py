@@ -10,6 +10,8 @@ there that progress is told.
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,15 +22,19 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument, OffsetOutOfRange
+from rookery.spark import tables
+from rookery.spark.filters import is_pushing
 from rookery.spark.offsets import (
     EARLIEST,
     LATEST,
+    READER,
     Bounds,
     Place,
     Positions,
@@ -37,11 +43,12 @@ from rookery.spark.offsets import (
     positions_of,
     rows_within,
 )
-from rookery.spark.options import SourceOptions, sink_options, source_options
+from rookery.spark.options import KNOWN, Given, SourceOptions, sink_options, source_options
 from rookery.spark.queue_source import QueueReader
 from rookery.spark.reading import StreamTable, mirror
 from rookery.spark.schema import table_schema
 from rookery.spark.sink import BatchSink, StreamSink
+from rookery.spark.tables import TableSink
 
 
 class RookeryDataSource(DataSource):
@@ -52,24 +59,33 @@ class RookeryDataSource(DataSource):
         return "rookery"
 
     def schema(self) -> StructType:
-        options = source_options(self.options)
-        return table_schema(options.columns, options.include_headers)
+        made = tables.is_made(self.options)
+        options = source_options(tables.for_reading(Given(self.options, KNOWN).said) if made else self.options)
+        found = table_schema(options.columns, options.include_headers, options.include_value)
+        return tables.kept(found, self.options) if made else found
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = source_options(self.options)
+        options = self._reading(schema)
         if options.queue:
             raise InvalidArgument("a queue is read by spark.readStream: what is read leaves it", argument="queue")
-        return BatchReader(options, schema)
+        return PushingReader(options, schema) if options.pushdown and is_pushing() else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        options = source_options(self.options)
+        options = self._reading(schema)
         for value, name in ((options.ending, "endingOffsets"), (options.ending_ms, "endingTimestamp")):
             if value is not None:
                 raise InvalidArgument(f"a stream has no end: {name} is for spark.read", argument=name)
         return QueueReader(options, schema) if options.queue else StreamReader(options, schema)
 
+    def _reading(self, schema: StructType) -> SourceOptions:
+        said, of_table = tables.told(self.options, schema)
+        return source_options(tables.for_reading(said) if of_table else said)
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchSink(sink_options(self.options), schema, overwrite)
+        said, of_table = tables.told(self.options, schema)
+        if of_table:
+            return TableSink(sink_options(tables.for_writing(said)), schema, overwrite)
+        return BatchSink(sink_options(said), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  Spark's name
         return StreamSink(sink_options(self.options), schema, overwrite)
@@ -84,11 +100,18 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         table = self._table
         bounds = table.bounds()
-        start = table.start(bounds, EARLIEST)
-        return list(table.tasks(start, table.stop(bounds, LATEST), bounds))
+        start, stop = table.narrowed(table.start(bounds, EARLIEST), table.stop(bounds, LATEST))
+        return list(table.tasks(start, stop, bounds))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._table.read(partition)
+
+
+class PushingReader(BatchReader):
+    """The same, of what passes filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  Spark's name
+        return self._table.push(filters)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -99,9 +122,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._table = StreamTable(options, schema)
         self._target: Positions | None = None
         self._told: Positions = {}
+        self._waits_since = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        return as_json(self._table.start(self._table.bounds(), LATEST))
+        # the checkpoint has who reads, so that it is the same group whenever the query goes on
+        reader = self._options.group or f"spark-{uuid.uuid4()}"
+        return as_json(self._table.start(self._table.bounds(), LATEST), reader)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         self._target = {place: each.end for place, each in self._table.bounds().items()}
@@ -111,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
         begun = positions_of(start)
-        self._tell(begun)
+        self._tell(start)
         bounds = self._table.bounds()
         if self._target is not None:
             bounds = {place: each for place, each in bounds.items() if place in self._target}
@@ -122,11 +148,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             ends = {place: min(end, self._target[place]) for place, end in ends.items()}
         rows = sum(max(0, end - begun[place]) for place, end in ends.items())
+        if not self._is_enough(rows):
+            return start
         if not isinstance(limit, ReadAllAvailable):
             rows = rows_within(self._options.bytes_per_trigger, begun, bounds)
         if isinstance(limit, ReadMaxRows):
             rows = min(rows, limit.max_rows)
-        return as_json(advance(begun, ends, rows))
+        return as_json(advance(begun, ends, rows), start.get(READER, ""))
+
+    def _is_enough(self, rows: int) -> bool:
+        """Whether so many rows are worth a batch: by their number, or since they have waited long."""
+        now = time.monotonic()
+        late = (now - self._waits_since) * 1000 >= self._options.delay_max_ms
+        if self._target is None and rows < self._options.rows_min and not (rows and late):
+            if not rows:
+                self._waits_since = now
+            return False
+        self._waits_since = now
+        return True
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         return as_json({place: each.end for place, each in self._table.bounds().items()})
@@ -138,10 +177,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._table.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._tell(positions_of(end))
+        self._tell(end)
 
-    def _tell(self, positions: Positions) -> None:
-        group = self._options.group
+    def _tell(self, reached: dict[str, Any]) -> None:
+        group = self._options.group or reached.get(READER, "")
+        positions = positions_of(reached)
         if group and positions != self._told and mirror(self._table.client, group, positions):
             self._told = positions
 

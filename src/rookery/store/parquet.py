@@ -35,32 +35,40 @@ def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
 def batches(
     path: Path, start: int, stop: int, schema: pa.Schema, same: dict[str, Any], pattern: str = ""
 ) -> Iterator[pa.RecordBatch]:
+    """Rows of the sealed file at a path: see `batches_of`."""
+    with opened(path) as file:
+        yield from batches_of(file, start, stop, schema, same, pattern)
+
+
+def batches_of(
+    file: pq.ParquetFile, start: int, stop: int, schema: pa.Schema, same: dict[str, Any], pattern: str = ""
+) -> Iterator[pa.RecordBatch]:
     """Rows of a sealed file, in order, with the columns of `schema`; only those whose routing key matches.
 
     `same` has what the directories of the file say: tenant, stream and partition.
     """
     names = [name for name in schema.names if name not in same]
     inside = pa.schema([schema.field(name) for name in names])
-    needed = [*names, *(extra for extra in ("offset", "routing_key") if extra not in names)]
+    extras = ("offset", "routing_key") if pattern else ("offset",)
+    needed = [*names, *(extra for extra in extras if extra not in names)]
     wanted = matcher("topic", {})
     if pattern:
-        wanted.add(pattern, None, path)
-    with _open(path) as file:
-        for group in groups_of(file, start, stop):
-            table = file.read_row_group(group, columns=needed, use_threads=False)
-            first = table.column("offset")[0].as_py()
-            table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
-            if pattern:
-                keys = table.column("routing_key").dictionary_encode().combine_chunks()
-                chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
-                table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
-            table = table.select(names)
-            if table.schema != inside:
-                table = table.cast(inside)
-            for at, field in enumerate(schema):
-                if field.name in same:
-                    table = table.add_column(at, field, arrow.repeated(same[field.name], field, table.num_rows))
-            yield from table.to_batches()
+        wanted.add(pattern, None, file)
+    for group in groups_of(file, start, stop):
+        table = file.read_row_group(group, columns=needed, use_threads=False)
+        first = table.column("offset")[0].as_py()
+        table = table.slice(max(0, start - first), max(0, stop - max(start, first)))
+        if pattern:
+            keys = table.column("routing_key").dictionary_encode().combine_chunks()
+            chosen = [bool(wanted.match(key or "", None)) for key in keys.dictionary.to_pylist()]
+            table = table.filter(pa.array(chosen, pa.bool_()).take(keys.indices))
+        table = table.select(names)
+        if table.schema != inside:
+            table = table.cast(inside)
+        for at, field in enumerate(schema):
+            if field.name in same:
+                table = table.add_column(at, field, arrow.repeated(same[field.name], field, table.num_rows))
+        yield from table.to_batches()
 
 
 class Range:
@@ -112,7 +120,7 @@ class Range:
 def records_of(path: Path, start: int, stop: int) -> list[bytes]:
     """Records of a sealed file as they stood in the journal, but for the number of their partition."""
     found: list[bytes] = []
-    with _open(path) as file:
+    with opened(path) as file:
         for group in groups_of(file, start, stop):
             table = file.read_row_group(group, columns=["offset", "timestamp", "value", ENVELOPE])
             first = table.column("offset")[0].as_py()
@@ -134,7 +142,7 @@ def records_of(path: Path, start: int, stop: int) -> list[bytes]:
 
 def first_at(path: Path, stamp_ms: int) -> int | None:
     """The first offset in a file that was appended at this time or later."""
-    with _open(path) as file:
+    with opened(path) as file:
         meta = file.metadata
         at = meta.schema.names.index("timestamp")
         for group in range(meta.num_row_groups):
@@ -149,7 +157,8 @@ def first_at(path: Path, stamp_ms: int) -> int | None:
     return None
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def opened(path: Path) -> pq.ParquetFile:
+    """A sealed file to be read."""
     try:
         return pq.ParquetFile(path, pre_buffer=False)
     except (OSError, pa.ArrowInvalid) as error:

@@ -64,6 +64,7 @@ class Plan(msgspec.Struct):
     """`root` is the directory of the files, null where there are none; the plan holds for `lease_ms`."""
 
     plan: str
+    tenant: str
     stream: str
     root: str | None
     lease_ms: int
@@ -102,7 +103,7 @@ class Plans:
         self._hold(call, plan, wanted.lease_ms)
         paths = frozenset(file.path for part in parts for file in part.files)
         self._api.archive.lease(plan, paths, wanted.lease_ms)
-        return Plan(plan, name, self._api.archive.root, wanted.lease_ms, parts)
+        return Plan(plan, stream.tenant.name, name, self._api.archive.root, wanted.lease_ms, parts)
 
     def renew(self, call: Call, plan: str, body: PlanRenewal | None = None) -> PlanHeld:
         """Keep the files of a plan for longer."""
