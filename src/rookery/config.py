@@ -9,7 +9,6 @@ Invariant: no message, `repr` or description made here shows a secret.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, ENV_FILE, parse_env_file
 from rookery.config_kinds import (
     AppEnv,
     Attempts,
@@ -46,6 +46,7 @@ from rookery.config_kinds import (
     Suffix,
     SyncMode,
     TlsVersion,
+    is_loopback,
     read_port,
     size,
     whole,
@@ -55,17 +56,8 @@ from rookery.core.access import GuestMode
 from rookery.errors import InvalidConfig
 from rookery.store.compression import NEEDS_ZSTD, is_available
 
-CONFIG_FILE: Final = "rookery.toml"
-ENV_FILE: Final = ".env"
 LOG_FILE: Final = "raven-mq.log"
 JWT_SECRET_BYTES_MIN: Final = 32
-
-CLIENT_SETTINGS: Final = {
-    "client.url": "ROOKERY_URL",
-    "client.key": "ROOKERY_API_KEY",
-    "client.ca_file": "ROOKERY_CA_FILE",
-}
-"""What commands that speak to a broker read from the same sources (`cli.where`), by TOML key; the server has no use."""
 
 _DAY_MS: Final = 24 * 3_600_000
 
@@ -487,38 +479,6 @@ def _first(layers: list[_Layer], name: str) -> _Given | None:
     return next((layer.found[name] for layer in layers if name in layer.found), None)
 
 
-def parse_env_file(text: str) -> dict[str, tuple[str, int]]:
-    """Read `KEY=VALUE` lines into {key: (value, line number)}; of a repeated key the last counts.
-
-    `export` before a key and blank or `#` lines are passed over. Single quotes keep their text as it is; double quotes
-    know \\n, \\t, \\", \\\\ and \\$; without quotes the value ends before a ` #`. Nothing is expanded.
-    """
-    found: dict[str, tuple[str, int]] = {}
-    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        shape = re.fullmatch(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.]*)\s*=(.*)", line)
-        value = _unquote(shape[2]) if shape is not None else None
-        if shape is None or value is None:
-            problem = "is not KEY=VALUE" if shape is None else "has quotes that do not match"
-            raise InvalidConfig(f"{ENV_FILE} line {number} {problem}", argument=ENV_FILE)
-        found[shape[1]] = (value, number)
-    return found
-
-
-def _unquote(raw: str) -> str | None:
-    value = raw.lstrip()
-    if value[:1] == "'":
-        shape = re.fullmatch(r"'([^']*)'\s*(?:#.*)?", value)
-        return shape[1] if shape else None
-    if value[:1] == '"':
-        shape = re.fullmatch(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?', value)
-        escapes = {"n": "\n", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
-        return re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[0]), shape[1]) if shape else None
-    return re.split(r"\s#", raw, maxsplit=1)[0].strip()
-
-
 def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -588,16 +548,6 @@ def _suggest(name: str, known: Mapping[str, Setting]) -> str:
 
 
 # What must hold between settings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach an address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warnings: list[str]) -> None:

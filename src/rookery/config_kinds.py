@@ -37,6 +37,16 @@ _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A type of setting: what it wants, in words, how it is read from text, and how it is shown."""

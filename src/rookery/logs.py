@@ -30,11 +30,11 @@ class LogFile:
         self._stream = stream
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def reopen(self) -> None:
         """Go on in the file that has the name now: the old one may have been moved away."""
-        fresh = self._path.open("a", encoding="utf-8")
+        fresh = self._path.open("a", buffering=1, encoding="utf-8")
         self._file.close()
         self._file = fresh
 
@@ -44,8 +44,6 @@ class LogFile:
         return self._stream.write(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.flush()
         self._stream.flush()
 
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rookery._compiled import compiled
 from rookery.attach import amqp_face, attach, attach_thread, line_face
 from rookery.clock import SystemClock
-from rookery.config import LOG_FILE, is_loopback
+from rookery.config import LOG_FILE
+from rookery.config_kinds import is_loopback
 from rookery.core.access import DEFAULT_TENANT, Access
 from rookery.embed.engine import AsyncEngine
 from rookery.errors import InvalidConfig

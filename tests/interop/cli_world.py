@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,6 +126,10 @@ class Terminal:
             return False
         self._text += data.decode("utf-8", "replace")
         return bool(data)
+
+    def until_hidden(self) -> None:
+        """Wait until what is typed is not shown."""
+        until(lambda: not termios.tcgetattr(self._fd)[3] & termios.ECHO)
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())

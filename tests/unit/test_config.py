@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.config import SETTINGS, Settings, is_loopback, parse_env_file
-from rookery.config_kinds import MASK
+from rookery.config import SETTINGS, Settings
+from rookery.config_files import parse_env_file
+from rookery.config_kinds import MASK, is_loopback
 from rookery.errors import InvalidConfig
 
 

@@ -262,6 +262,53 @@ def test_connections_of_the_line_protocol_are_listed_and_closed(web: World) -> N
     assert not [row for row in rows if row["protocol"] == "line"]
 
 
+@pytest.mark.row("S4-39")
+def test_consumers_are_listed_and_ended(web: World, client: httpx.Client, tenant: str) -> None:
+    kid, _, secret = web.key(tenant).partition(".")
+    host, _, port = web.server.addresses["amqp"].rpartition(":")
+    connection = pika.BlockingConnection(
+        pika.ConnectionParameters(host, int(port), tenant, pika.PlainCredentials(kid, secret))
+    )
+    channel = connection.channel()
+    channel.queue_declare("consumed")
+    channel.basic_qos(prefetch_count=2)
+    publish(client, "consumed", 1, 2, 3)
+    ended: list[Any] = []
+    channel.add_on_cancel_callback(ended.append)
+    channel.basic_consume("consumed", lambda *_: None, consumer_tag="tag")
+    (row,) = ok(client.get(f"{API}/consumers"))["consumers"]
+    assert (row["queue"], row["name"], row["protocol"], row["credit"]) == ("consumed", "tag", "amqp", 2)
+    assert (row["leased"], row["priority"]) == (2, 0)
+    assert row["connection"] in [each["id"] for each in ok(client.get(f"{API}/connections"))["connections"]]
+    assert ok(client.get(f"{API}/consumers?queue=consumed"))["consumers"][0]["id"] == row["id"]
+    assert refused(client.get(f"{API}/consumers?queue=none"), 404) == "queue_not_found"
+    blind = web.large(tenant, rights={"configure": "", "write": ".*", "read": ""})
+    assert ok(blind.get(f"{API}/consumers"))["consumers"] == []
+    refused(blind.delete(f"{API}/consumers/{row['id']}"), 403)
+    assert refused(web.large("stranger").delete(f"{API}/consumers/{row['id']}"), 404) == "not_found"
+    ok(client.delete(f"{API}/consumers/{row['id']}"))
+    assert ok(client.get(f"{API}/consumers"))["consumers"] == []
+    while not ended:
+        connection.process_data_events(time_limit=1)
+    # what it holds stays with it, until its channel ends
+    assert ok(client.get(f"{API}/queues/consumed"))["stats"]["leased"] == 2
+    connection.close()
+    assert [each["message"] for each in claim(client, "consumed")] == [1, 2, 3]
+
+
+def test_a_reader_of_events_is_a_consumer_and_a_webhook_is_ended_as_one(client: httpx.Client, web: World) -> None:
+    ok(client.put(f"{API}/queues/read"), 201)
+    with client.stream("GET", f"{API}/queues/read/stream") as reader:
+        (row,) = ok(client.get(f"{API}/consumers?queue=read"))["consumers"]
+        assert (row["protocol"], row["connection"]) == ("http", None)
+        ok(client.delete(f"{API}/consumers/{row['id']}"))
+        assert any("cancelled by an operator" in line for line in reader.iter_lines())
+    hook = ok(web.admin.post(f"{API}/queues/hooked/webhooks", json={"endpoint": "http://127.0.0.1:9/"}), 201)
+    (row,) = ok(web.admin.get(f"{API}/consumers?queue=hooked"))["consumers"]
+    refused(web.admin.delete(f"{API}/consumers/{row['id']}"), 409, "id")
+    ok(web.admin.delete(f"{API}/webhooks/{hook['id']}"))
+
+
 # Rights
 
 

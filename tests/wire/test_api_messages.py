@@ -349,6 +349,36 @@ def test_looking_changes_nothing(client: httpx.Client) -> None:
     assert refused(client.get(f"{API}/queues/none/messages"), 404) == "queue_not_found"
 
 
+def test_looking_goes_on_where_the_page_before_ended(client: httpx.Client) -> None:
+    for priority in (0, 5, -3):
+        items = [{"message": f"{priority}/{n}", "priority": priority} for n in range(4)]
+        ok(client.post(f"{API}/queues/paged/messages", json=items), 201)
+    later = [{"message": n, "delay_ms": 60_000 * (1 + n % 2)} for n in range(5)]
+    ok(client.post(f"{API}/queues/paged/messages", json=later), 201)
+    held = claim(client, "paged", max=3)
+
+    def pages(state: str) -> list[object]:
+        found: list[object] = []
+        after = ""
+        while after is not None:
+            page = ok(client.get(f"{API}/queues/paged/messages?state={state}&limit=2&after={after}"))
+            assert len(page["messages"]) <= 2
+            found += [row["message"] for row in page["messages"]]
+            after = page["next"]
+        return found
+
+    in_order = [f"{priority}/{n}" for priority in (5, 0, -3) for n in range(4)]
+    assert pages("ready") == in_order[3:]
+    assert pages("delayed") == [0, 2, 4, 1, 3]
+    assert pages("leased") == [row["message"] for row in held] == in_order[:3]
+    # whoever looks does not lose its place when what it saw last is gone
+    page = ok(client.get(f"{API}/queues/paged/messages?limit=2"))
+    claim(client, "paged", max=2)
+    rest = ok(client.get(f"{API}/queues/paged/messages?after={page['next']}"))
+    assert [row["message"] for row in rest["messages"]] == in_order[5:]
+    refused(client.get(f"{API}/queues/paged/messages?after=nix"), 400, "after")
+
+
 # Purging, moving, redriving
 
 

@@ -90,7 +90,8 @@ def _columns(live: bool) -> dict[str, Any]:
     }
     if live:
         columns |= {f"{name}/s": f"rates.{name}" for name in RATES}
-    columns |= {name: f"stats.{name}" for name in RATES}
+    else:
+        columns |= {name: f"stats.{name}" for name in RATES}
     columns["size"] = lambda row: size(row["stats"]["bytes"])
     columns["oldest"] = lambda row: span(row["stats"]["oldest_age_ms"] / 1000)
     return columns

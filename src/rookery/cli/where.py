@@ -8,12 +8,12 @@ never sent elsewhere.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from rookery.config import CLIENT_SETTINGS, CONFIG_FILE, ENV_FILE, SETTINGS, is_loopback, parse_env_file
+from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, ENV_FILE, parse_env_file
+from rookery.config_kinds import is_loopback
 from rookery.errors import InvalidConfig
 
 HOST: Final = "127.0.0.1"
@@ -59,6 +59,10 @@ def _toml(cwd: Path, environ: dict[str, str]) -> dict[str, str]:
     path = cwd / (environ.get("ROOKERY_CONFIG") or CONFIG_FILE)
     if not path.is_file():
         return {}
+    import tomllib
+
+    from rookery.config import SETTINGS
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
