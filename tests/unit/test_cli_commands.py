@@ -27,7 +27,8 @@ from rookery.errors import BrokerUnreachable, InvalidArgument, RookeryError
 
 COMMANDS = (
     "serve publish claim settle subscribe peek queues exchanges bindings policies streams groups dead-letters keys "
-    "users tenants definitions export import stats doctor backup bench webhooks connections consumers tour"
+    "users tenants definitions export import stats doctor backup bench webhooks connections consumers tour "
+    "pipelines"
 )
 
 

@@ -59,6 +59,10 @@ FAMILIES: Final = (
         ("consumers", "connections:consumers", "Who consumes from queues; cancel a consumer."),
     ),
     *_section(
+        "Spark",
+        ("pipelines", "pipelines:app", "New, validate, plan, run, up, status, stop, reset, backfill, export."),
+    ),
+    *_section(
         "Who may",
         ("keys", "access:keys", "List, create and revoke API keys."),
         ("users", "access:users", "List, show, set and delete users."),

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns by source, and of the rows that go to the sink, with their types; and how Spark will make them."""
+    """Columns with their types: of each source, of the rows, of what goes to the sink; and how Spark will make it."""
 
     sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    rows: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     physical: str = ""
 
@@ -38,12 +39,13 @@ def plan(pipeline: Pipeline, root: str | Path, spark: SparkSession) -> Plan:
     read = frames.empty(spark, pipeline, Place(root, pipeline.name))
     frame = frames.build(spark, pipeline, read)
     check(pipeline, frame)
-    rows = message(frame.drop(frames.FAILED), pipeline.sink)
+    rows = frame.drop(frames.FAILED)
+    sent = message(rows, pipeline.sink)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        rows.explain()
+        sent.explain()
     sources = {name: _columns(read(name, source)) for name, source in pipeline.sources.items()}
-    return Plan(sources, _columns(rows), shown.getvalue().strip())
+    return Plan(sources, _columns(rows), _columns(sent), shown.getvalue().strip())
 
 
 def _columns(frame: DataFrame) -> dict[str, str]:
