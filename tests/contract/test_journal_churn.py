@@ -211,6 +211,7 @@ class Life:
         )
         ledger, pictures = self.ledger, self.pictures
         self.disk = crashed.disk
+        self.world.shard.let_go()
         self.start()
         seq = int(self.world.recovery.seq)
         assert seq >= synced

@@ -336,6 +336,7 @@ class KeptWorld(World):
             raise Violation("1 settled and back", "a drained broker has messages after a restart")
 
     def end(self) -> None:
+        super().end()
         self.journal.pager.close()
         if self._spills is not None:
             self._spills.cleanup()

@@ -342,6 +342,7 @@ class World:
 
     def end(self) -> None:
         """Give back what the world has of the system."""
+        self.shard.let_go()
 
 
 def run(seed: int, steps: int = STEPS, make: Callable[[int], World] = World) -> World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
@@ -151,3 +152,27 @@ def test_the_fixtures_of_the_plugin(tmp_path: Path, tests: str, options: list[st
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{passed} passed" in run.stdout
+
+
+def test_a_closed_broker_is_let_go_of_with_what_was_under_lease() -> None:
+    body = bytes(range(256))
+    before = sys.getrefcount(body)
+    with rookery.Broker() as broker:
+        queue = broker.queue("q")
+        queue.publish(body)
+        assert len(queue.claim()) == 1
+    del broker, queue
+    gc.collect()
+    assert sys.getrefcount(body) == before
+
+
+async def test_a_closed_async_broker_is_let_go_of_with_what_was_under_lease() -> None:
+    body = bytes(range(256))
+    before = sys.getrefcount(body)
+    async with rookery.AsyncBroker() as broker:
+        queue = await broker.queue("q")
+        await queue.publish(body)
+        assert len(await queue.claim()) == 1
+    del broker, queue
+    gc.collect()
+    assert sys.getrefcount(body) == before

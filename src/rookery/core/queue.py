@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i32, i64
 
-from rookery.core.consumers import KEY_HASH, Roster, Subscription
+from rookery.core.consumers import KEY_HASH, Mailbox, Roster, Subscription
 from rookery.core.dedup import dedup_key_of
 from rookery.core.entries import DELAYED, GONE, LEASED, PARKED, READY, Entry, Lease, by_seq
 from rookery.core.lines import Lines, count_origin
@@ -683,6 +683,14 @@ class Queue:
         self.parking.clear()
         self.away.clear()
         self.origins.clear()
+
+    def let_go(self) -> None:
+        """The broker has ended: the leases, which the cyclic collector does not see, no longer hold the queue."""
+        self._leases.clear()
+        self.timing.clear()
+        for subscription in self.roster.all:
+            if isinstance(subscription, Mailbox):
+                subscription.leases = []
 
     def _release_memory(self, entry: Entry) -> None:
         entry.state = GONE

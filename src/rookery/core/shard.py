@@ -104,6 +104,12 @@ class Shard:
         if number > self.queue_numbers:
             self.queue_numbers = number
 
+    def let_go(self) -> None:
+        """The broker has ended: nothing in it may keep the rest in memory."""
+        for tenant in self.tenants.values():
+            for queue in tenant.queues.values():
+                queue.let_go()
+
     # Paging
 
     def short_of_memory(self) -> bool:

@@ -317,6 +317,7 @@ class Engine(_Engine, Workers):
                 journal.close()
         with self._lock:
             self.closed = True
+            self.shard.let_go()
             self._timer.notify()
 
 
@@ -464,6 +465,7 @@ class AsyncEngine(_Engine, AsyncWorkers):
                 self.journal = None
                 journal.close()
         self.closed = True
+        self.shard.let_go()
         if self._handle is not None:
             self._handle.cancel()
 
