@@ -67,6 +67,9 @@ bench: $(VENV)/.package  ## compare with other brokers on this machine (bench/ru
 	@test -x bench/run || { echo "bench/run is missing" >&2; exit 1; }
 	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" bench/run $(ARGS)
 
+demo: $(VENV)/.tools $(VENV)/.package  ## a broker, a shop with its troubles, the pipelines and a page of insights, in three minutes
+	@exec $(BIN)/python tools/demo.py $(ARGS)
+
 system:  ## look for the system's packages that tests need, install them where that is possible
 	@tools/ensure-system
 
@@ -98,4 +101,4 @@ $(VENV)/.package: $(BUILD) $(SOURCES) $(VENV)/.sources | $(BIN)/python
 
 FORCE:
 
-.PHONY: help serve test check test-long test-compiled test-pure lint fmt bench system clean FORCE
+.PHONY: help serve demo test check test-long test-compiled test-pure lint fmt bench system clean FORCE

@@ -17,6 +17,7 @@ from rookery.webhooks import new_secret
 from rookery.webhooks.addresses import Guard
 from rookery.webhooks.dispatcher import Dispatcher
 from rookery.wire import (
+    api_insights,
     api_pipelines,
     api_routes,
     http_openapi,
@@ -97,6 +98,7 @@ class Web:
         api = Api(self.rest, self.archive, os.urandom, self.faces)
         api_routes.add_routes(self.router, api)
         api_pipelines.add_routes(self.router, api, settings.pipelines_dir)
+        api_insights.add_routes(self.router, api, settings.pipelines_dir)
         self.readers = push.Push(api, topics)
         push.add_routes(self.router, self.readers)
         turns.on_tick.append(self.readers.tick)

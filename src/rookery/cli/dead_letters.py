@@ -7,6 +7,7 @@ will do as well, and then stands for everything in it.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -101,18 +102,33 @@ def show(at: Session, queue: Name, id: Annotated[str, typer.Argument(metavar="ID
     "rookery dead-letters redrive jobs --filter reason=rejected --filter detail=stock",
     "rookery dead-letters redrive jobs --filter header.eu=true --filter within=2h --limit 100",
     "rookery dead-letters redrive jobs --to jobs.slow",
+    "rookery dead-letters redrive --plan plan.json --dry-run",
 )
 def redrive(
     at: Session,
-    queue: Name,
+    queue: Annotated[
+        str | None,
+        typer.Argument(metavar="[QUEUE]", help="Where they died, or where they are kept.", autocompletion=queue_names),
+    ] = None,
     filter: Filter = [],  # noqa: B006
     to: Annotated[
         str | None, typer.Option("--to", help="A queue, instead of where they died.", autocompletion=queue_names)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many; 0 for all.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="What `rookery insights plan` has written.")
+    ] = None,
 ) -> None:
-    """Send dead letters back to the queues they died in, or to another; all of them, or those that are chosen."""
+    """Send dead letters back to the queues they died in, or to another; all of them, those chosen, or as planned."""
+    if (plan is None) == (queue is None):
+        raise typer.BadParameter("name a queue, or a plan.", param_hint="QUEUE")
+    if plan is not None:
+        if filter or to is not None or limit:
+            raise typer.BadParameter("a plan says itself which, where to and how many.", param_hint="--plan")
+        _follow(at, plan, dry_run)
+        return
+    assert queue is not None
     place, origin = _place(at, queue)
     where = _where(filter)
     if origin is not None:
@@ -127,6 +143,25 @@ def redrive(
     if dry_run and done["letters"]:
         at.out.table(done["letters"], {"message id": "message_id", "reason": "reason", "to": "to"})
     print(f"{done['redriven']} dead letters {'would be' if dry_run else 'were'} redriven")
+
+
+def _follow(at: Session, file: Path, dry_run: bool) -> None:
+    """Do what a plan says, step by step."""
+    import msgspec
+
+    from rookery.pipelines.builtin.letters import read_plan
+
+    rows = []
+    for step in read_plan(file).steps:
+        place, _ = _place(at, step.queue)
+        body = {"dry_run": dry_run, "limit": step.limit, "where": msgspec.to_builtins(step.where)}
+        if step.to is not None:
+            body["to"] = step.to
+        done = at.post("/queues/{}/redrive", place, body=body)
+        said = {"queue": step.queue, "reason": step.where.reason, "detail": step.where.detail}
+        rows.append({**said, "expected": step.expected, "redriven": done["redriven"], "dry_run": dry_run})
+    names = ("queue", "reason", "detail", "expected", "redriven")
+    at.out.table(rows, {name: name for name in names}, empty="The plan has no steps.")
 
 
 @command(app, "purge", "rookery dead-letters purge jobs --yes")

@@ -74,6 +74,8 @@ FAMILIES: Final = (
         ("definitions", "definitions:app", "Queues, exchanges, bindings … as one JSON document."),
         ("export", "moving:export", "Definitions, messages and records as JSON lines."),
         ("import", "moving:load", "Bring in what `export` wrote."),
+        ("insights", "insights:app", "What became of messages: tables, a report, a plan for dead letters."),
+        ("replay", "replay:app", "Publish records of a stream or of the archive again, each once."),
         ("doctor", "serving:doctor", "Look at this installation, or at a data directory; repair one."),
         ("backup", "serving:backup", "Copy the data directory of a running broker."),
         ("bench", "bench:app", "Measure a broker: messages a second, and how long each takes."),

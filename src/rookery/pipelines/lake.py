@@ -79,8 +79,7 @@ def replace(
             if slices is not None and not any(_within(file.values, each) for each in slices):
                 raise InvalidArgument(f"rows of {dict(file.values)} are in none of the slices", argument="slices")
         removed = _removals(found, slices)
-        if files or removed:
-            _commit(found, [*map(stage.place, files), *removed], app, batch)
+        _commit(found, [*map(stage.place, files), *removed], app, batch)
     return True
 
 
@@ -122,6 +121,13 @@ def merge(
             .execute()
         )
     return True
+
+
+def note(table: str | Path, app: str, batch: int) -> None:
+    """Remember a batch that adds nothing to a table that is there."""
+    found = _table(_directory(table))
+    if found is not None and batch > last_batch(table, app):
+        _commit(found, [], app, batch)
 
 
 def read(spark: SparkSession, table: str | Path, *, where: str | None = None) -> DataFrame:

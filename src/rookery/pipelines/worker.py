@@ -116,8 +116,12 @@ class Worker:
                 self._heard(status)
 
 
-def find_job(text: str, endpoint: str = "", master: str = "") -> Job:
-    """The job of a file."""
+def find_job(text: str, root: str, endpoint: str = "", master: str = "") -> Job:
+    """The job of a file, or one that is built in."""
+    if text.startswith(BUILTIN):
+        from rookery.pipelines.builtin.jobs import find
+
+        return find(text.removeprefix(BUILTIN), root, endpoint, master)
     return PipelineJob(load(text).at(endpoint=endpoint, master=master))
 
 
@@ -143,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("files", nargs="+")
     said = parser.parse_args(arguments)
-    jobs = [find_job(file, said.endpoint, said.master) for file in said.files]
+    jobs = [find_job(file, said.root, said.endpoint, said.master) for file in said.files]
     worker = Worker(jobs, said.root, once=said.once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)

@@ -1,0 +1,1 @@
+"""The pipelines that come with the broker: what became of messages, streams kept for good, dead letters, replay."""

@@ -1,0 +1,170 @@
+"""Gold: tables that add up. What events add to a table is joined with what the table has of the same slices.
+
+A table is written down as what one event adds to it: keys, sums, minima, maxima, the last of something, durations, ids
+kept as examples. All of these can be joined in any order, so late events are nothing special, and the cost is that of
+the new events and of the slices they fall into, never of history. Each event counts once: bronze sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from rookery.pipelines.builtin import histograms
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SLICE: Final = "slice"
+"""The partition of a gold table: the day or hour that its rows are of, as text."""
+
+EXAMPLES_MAX: Final = 5
+GRAINS: Final = ("minute", "hour", "day")
+
+_FORMATS: Final = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd"}
+_PART: Final = "STRUCT<measure: STRING, ms: BIGINT, weight: BIGINT>"
+
+
+@dataclass(frozen=True)
+class Gold:
+    """One table. The values of the mappings are expressions over an event of one of some kinds.
+
+    A duration is the bucket of a histogram, and counts for as many messages as the event's `weight`.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    keys: Mapping[str, str]
+    grains: tuple[str, ...]
+    where: str = "true"
+    each: str = ""
+    """An array of the event, for each of whose elements, called `each`, it adds something; else it adds once."""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    firsts: Mapping[str, str] = field(default_factory=dict)
+    mosts: Mapping[str, str] = field(default_factory=dict)
+    lasts: Mapping[str, str] = field(default_factory=dict)
+    durations: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """Columns that follow from the others."""
+
+    @property
+    def slice_grain(self) -> str:
+        return max(self.grains, key=GRAINS.index)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (*self.keys, "grain", "window_start")
+
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The columns that are joined one by one."""
+        groups = (self.sums, self.firsts, self.mosts, self.lasts, self.examples)
+        return tuple(name for group in groups for name in group)
+
+    def slices(self, seen: Iterable[tuple[str, str]]) -> list[str]:
+        """The slices that events fall into, of which the hours and kinds are given."""
+        hours = {hour for hour, kind in seen if kind in self.kinds}
+        return sorted({hour if self.slice_grain == "hour" else hour.rpartition("-")[0] for hour in hours})
+
+    def updated(self, events: DataFrame, old: DataFrame | None) -> DataFrame:
+        """The rows of the slices that events fall into: what the table has of them in `old`, and what is added."""
+        rows = self._told(events)
+        if old is not None:
+            rows = rows.unionByName(self._known(old))
+        return self._finished(self._joined(rows))
+
+    def _told(self, events: DataFrame) -> DataFrame:
+        """What events add, in each grain, one row for a duration and one for the rest."""
+        kinds = ", ".join(f"'{kind}'" for kind in self.kinds)
+        chosen = events.where(f"event_type IN ({kinds}) AND ({self.where})")
+        if self.each:
+            chosen = chosen.selectExpr("*", f"explode({self.each}) AS each")
+        grains = ", ".join(f"'{grain}'" for grain in self.grains)
+        numbers = {**self.sums, **self.firsts, **self.mosts}
+        return chosen.selectExpr(
+            *(f"{said} AS {name}" for name, said in self.keys.items()),
+            *(f"cast({said} AS BIGINT) AS {name}" for name, said in numbers.items()),
+            *(f"{said} AS {name}" for name, said in self.lasts.items()),
+            *(
+                f"array(named_struct('ms', event_time_ms, 'id', {said})) AS {name}"
+                for name, said in self.examples.items()
+            ),
+            f"{self._spread()} AS parts",
+            "timestamp_millis(event_time_ms) AS time",
+            f"explode(array({grains})) AS grain",
+        ).selectExpr(*self.keys, "grain", "date_trunc(grain, time) AS window_start", *self.plain, "parts")
+
+    def _spread(self) -> str:
+        """The durations of an event as parts of histograms."""
+        parts = ", ".join(
+            f"named_struct('measure', '{name}', 'ms', {said}, 'weight', coalesce(weight, 1L))"
+            for name, said in self.durations.items()
+        )
+        return f"filter(array({parts}), part -> part.ms IS NOT NULL)" if parts else f"cast(array() AS ARRAY<{_PART}>)"
+
+    def _known(self, old: DataFrame) -> DataFrame:
+        """Rows of the table in the form that events have."""
+        parts = ", ".join(
+            f"transform({name}, part -> named_struct('measure', '{name}', 'ms', part.ms, 'weight', part.weight))"
+            for name in self.durations
+        )
+        said = f"concat({parts})" if parts else f"cast(array() AS ARRAY<{_PART}>)"
+        return old.selectExpr(*self.key, *self.plain, f"{said} AS parts")
+
+    def _joined(self, rows: DataFrame) -> DataFrame:
+        """Rows of the same keys as one."""
+        from pyspark.sql import functions as f
+
+        if not self.durations:
+            return rows.groupBy(*self.key).agg(*self._joins())
+        # one row without a part has all that is not a duration, the others have nothing else
+        split = rows.selectExpr(
+            *self.key, *self.plain, f"explode(concat(array(cast(NULL AS {_PART})), parts)) AS part"
+        ).selectExpr(
+            *self.key,
+            "part.measure AS measure",
+            "part.ms AS ms",
+            "part.weight AS weight",
+            *(f"CASE WHEN part IS NULL THEN {name} END AS {name}" for name in self.plain),
+        )
+        summed = split.groupBy(*self.key, "measure", "ms").agg(f.expr("sum(weight) AS weight"), *self._joins())
+        pair = "named_struct('ms', ms, 'weight', weight)"
+        arrays = [
+            f.expr(f"sort_array(collect_list(CASE WHEN measure = '{name}' THEN {pair} END)) AS {name}")
+            for name in self.durations
+        ]
+        return summed.groupBy(*self.key).agg(*self._joins(), *arrays)
+
+    def _joins(self) -> list[Column]:
+        from pyspark.sql import functions as f
+
+        said = [f"sum({name}) AS {name}" for name in self.sums]
+        said += [f"min({name}) AS {name}" for name in self.firsts]
+        said += [f"max({name}) AS {name}" for name in (*self.mosts, *self.lasts)]
+        said += [
+            f"slice(sort_array(flatten(collect_list({name}))), 1, {EXAMPLES_MAX}) AS {name}" for name in self.examples
+        ]
+        return [f.expr(text) for text in said]
+
+    def _finished(self, rows: DataFrame) -> DataFrame:
+        """With the columns that follow from the others, and the slice."""
+        totals = [f"{histograms.total(name)} AS {name}_n" for name in self.durations]
+        quantiles = [f"{histograms.quantiles(name, f'{name}_n')} AS {name}_q" for name in self.durations]
+        found = rows.selectExpr("*", *totals).selectExpr("*", *quantiles) if self.durations else rows
+        return found.selectExpr(
+            *rows.columns,
+            *(f"{name}_n" for name in self.durations),
+            *(f"{name}_q.{label} AS {name}_{label}" for name in self.durations for label, _ in histograms.QUANTILES),
+            *(f"{said} AS {name}" for name, said in self.shown.items()),
+            f"date_format(window_start, '{_FORMATS[self.slice_grain]}') AS {SLICE}",
+        )
+
+
+def seen(events: DataFrame) -> list[tuple[str, str]]:
+    """The hours that events are of, as slices are named, and their kinds."""
+    named = events.selectExpr(
+        f"date_format(timestamp_millis(event_time_ms), '{_FORMATS['hour']}') AS hour", "event_type AS kind"
+    )
+    return sorted((row.hour, row.kind) for row in named.distinct().collect())

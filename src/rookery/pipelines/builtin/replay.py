@@ -1,0 +1,231 @@
+"""Records of a stream or of the archive published again: chosen by SQL, each once, as fast as wanted, resumable.
+
+Spark chooses the rows and writes them down in the folder of the replay; from then on what is replayed is fixed,
+whatever happens to its source. The rows are published from there in chunks, each staged and committed under its
+number: the broker takes each number once, so a replay that died goes on, under the same id, where it was.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from rookery.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rookery.spark.options import Connection
+
+CHUNK_ROWS: Final = 20_000
+COMMITS_PER_SEC: Final = 5
+"""With a rate, chunks are so small that there are so many a second."""
+
+SAMPLES: Final = 5
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+Kind = Literal["queue", "exchange", "stream"]
+
+
+class Replay(msgspec.Struct):
+    """What is replayed, and how far it has come. `rows` is -1 until they are chosen."""
+
+    id: str
+    origin: Literal["lake", "stream"]
+    name: str
+    where: str
+    kind: Kind
+    to: str
+    chunk_rows: int = CHUNK_ROWS
+    rows: int = -1
+    chunks_done: int = 0
+    rows_done: int = 0
+
+    @property
+    def producer(self) -> str:
+        return f"replay-{self.id}"
+
+
+class Folder:
+    """Where a replay keeps what it needs to go on."""
+
+    def __init__(self, root: Path, id: str) -> None:
+        if not _ID.fullmatch(id):
+            raise InvalidArgument(f"an id has letters, digits, dots, dashes and underscores, not {id!r}", argument="id")
+        self.path = root / "replays" / id
+        self.rows = self.path / "rows"
+        self._file = self.path / "replay.json"
+
+    def load(self) -> Replay | None:
+        return msgspec.json.decode(self._file.read_bytes(), type=Replay) if self._file.exists() else None
+
+    def save(self, replay: Replay) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        fresh = self._file.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(replay))
+        fresh.replace(self._file)
+
+    def files(self) -> list[Path]:
+        return sorted(self.rows.glob("part-*.parquet"))
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def begin(root: Path, wanted: Replay) -> tuple[Folder, Replay]:
+    """A new replay, or the one of that id as far as it has come, which must be the same."""
+    folder = Folder(root, wanted.id)
+    found = folder.load()
+    if found is None:
+        folder.save(wanted)
+        return folder, wanted
+    for name in ("origin", "name", "where", "kind", "to"):
+        if getattr(found, name) != getattr(wanted, name):
+            raise InvalidArgument(
+                f"replay {wanted.id} has {name} {getattr(found, name)!r}: go on with that, or choose another id",
+                argument=name,
+            )
+    return folder, found
+
+
+def source(spark: SparkSession, replay: Replay, root: Path, broker: dict[str, str]) -> DataFrame:
+    """The rows to choose from, with `body`, the value as text."""
+    from rookery.pipelines import lake
+    from rookery.pipelines.builtin.archive import Archive
+    from rookery.store.insights import ARCHIVE
+
+    if replay.origin == "lake":
+        path = Archive(str(root / ARCHIVE)).path(replay.name)
+        if not lake.exists(path):
+            raise NotFound(f"stream {replay.name!r} is not in the archive below {root}", argument="name")
+        frame = lake.read(spark, path)
+    else:
+        frame = spark.read.format("rookery").options(**broker, subscribe=replay.name).load()
+    return frame.selectExpr("*", "cast(value AS STRING) AS body")
+
+
+def chosen(frame: DataFrame, replay: Replay) -> DataFrame:
+    """The rows as they are published: as they were, with headers that say what they are."""
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = frame.where(replay.where) if replay.where else frame
+    except PySparkException as error:
+        first = str(error).strip().splitlines()[0]
+        raise InvalidArgument(f"where: {first}; columns are {', '.join(frame.columns)}", argument="where") from None
+    told = {
+        "x-replay-id": f"'{replay.id}'",
+        "x-original-stream": "stream",
+        "x-original-partition": "partition",
+        "x-original-offset": "offset",
+    }
+    headers = ", ".join(
+        f"named_struct('key', '{name}', 'value', cast(cast({said} AS STRING) AS BINARY))" for name, said in told.items()
+    )
+    # replaying what was replayed replaces what was said then
+    names = ", ".join(f"'{name}'" for name in told)
+    kept = f"filter(coalesce(headers, array()), each -> each.key NOT IN ({names}))"
+    placed = rows.repartition("partition").sortWithinPartitions("partition", "offset")
+    return placed.selectExpr(
+        "value",
+        "key",
+        f"concat({kept}, array({headers})) AS headers",
+        "routing_key",
+        "coalesce(producer_timestamp, timestamp) AS timestamp",
+        "message_id",
+        "correlation_id",
+        "content_type",
+    )
+
+
+def choose(frame: DataFrame, replay: Replay, folder: Folder) -> Replay:
+    """Write the rows down, if that was not done; after it, what is replayed is fixed."""
+    import pyarrow.parquet as pq
+
+    if replay.rows >= 0:
+        return replay
+    shutil.rmtree(folder.rows, ignore_errors=True)
+    frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    chosen(frame, replay).write.option("compression", "lz4").parquet(str(folder.rows))
+    replay.rows = sum(pq.read_metadata(file).num_rows for file in folder.files())
+    folder.save(replay)
+    return replay
+
+
+def look(frame: DataFrame, replay: Replay) -> tuple[int, list[dict[str, Any]]]:
+    """How many rows there are to replay, and the first of them; nothing is done."""
+    rows = chosen(frame, replay)
+    first = rows.selectExpr("routing_key", "message_id", "timestamp", "substring(cast(value AS STRING), 1, 80) AS body")
+    return rows.count(), [row.asDict() for row in first.take(SAMPLES)]
+
+
+def publish(
+    replay: Replay,
+    folder: Folder,
+    connection: Connection,
+    *,
+    rate: float = 0.0,
+    heard: Callable[[Replay], None] = lambda _: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Replay:
+    """Publish what is left of the chosen rows, no faster than `rate` a second; 0 is as fast as it goes."""
+    from rookery.spark.client import Client
+    from rookery.spark.options import SinkOptions
+    from rookery.spark.sink import Stager
+
+    target: dict[str, Any] = {replay.kind: replay.to}
+    options = SinkOptions(connection, producer=replay.producer, **target)
+    commit = f"/api/v1/producers/{quote(replay.producer, safe='')}/commit"
+    began, before = time.monotonic(), replay.rows_done
+    with closing(Client(connection)) as client:
+        for number, batch in enumerate(chunks(folder, replay.chunk_rows)):
+            if number < replay.chunks_done:
+                continue
+            if rate:
+                due = began + (replay.rows_done - before) / rate
+                wait(max(0.0, due - time.monotonic()))
+            # a name of its own for each attempt: what was staged before it died is dropped by the broker in time
+            with closing(Stager(options, f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}")) as stager:
+                stager.add(batch)
+                stager.finish()
+            client.post(commit, {"epoch": number, "chunks": stager.chunks})
+            replay.chunks_done = number + 1
+            replay.rows_done += batch.num_rows
+            folder.save(replay)
+            heard(replay)
+    return replay
+
+
+def chunks(folder: Folder, rows: int) -> Iterator[pa.RecordBatch]:
+    """The chosen rows, in order, always in the same chunks."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in folder.files():
+        with pq.ParquetFile(path) as file:
+            waiting: list[pa.RecordBatch] = []
+            for batch in file.iter_batches(batch_size=rows):
+                # the reader ends a batch where a row group ends
+                waiting.append(batch)
+                while sum(each.num_rows for each in waiting) >= rows:
+                    joined = pa.Table.from_batches(waiting).combine_chunks()
+                    yield joined.slice(0, rows).combine_chunks().to_batches()[0]
+                    rest = joined.slice(rows)
+                    waiting = rest.combine_chunks().to_batches() if rest.num_rows else []
+            if waiting:
+                yield pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+
+
+def chunk_rows(rate: float) -> int:
+    return max(1, min(CHUNK_ROWS, int(rate / COMMITS_PER_SEC))) if rate else CHUNK_ROWS
