@@ -163,9 +163,9 @@ def start_pipelines(folder: Path, url: str) -> subprocess.Popen[bytes]:
     root.mkdir(exist_ok=True)
     settings = 'lifecycle: {interval: 5s, sla: [{queue: "%", end_to_end_ms: 2000}]}\narchive: {interval: 10s}\n'
     (root / "builtin.yaml").write_text(settings)
-    words = ["--root", str(root), "--endpoint", url, "builtin:rookery.lifecycle", "builtin:rookery.archive"]
+    words = ["pipelines", "up", "--builtin", "--root", str(root), "--url", url, "--master", "local[2]"]
     environ = {**os.environ, "ROOKERY_API_KEY": KEY}
-    return subprocess.Popen([sys.executable, "-m", "rookery.pipelines.worker", *words], env=environ)
+    return subprocess.Popen([sys.executable, "-m", "rookery", *words], env=environ)
 
 
 def rookery(folder: Path, url: str, *words: str) -> None:

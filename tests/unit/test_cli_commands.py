@@ -28,7 +28,7 @@ from rookery.errors import BrokerUnreachable, InvalidArgument, RookeryError
 COMMANDS = (
     "serve publish claim settle subscribe peek queues exchanges bindings policies streams groups dead-letters keys "
     "users tenants definitions export import stats doctor backup bench webhooks connections consumers tour "
-    "pipelines"
+    "pipelines insights replay"
 )
 
 

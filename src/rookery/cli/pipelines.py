@@ -161,10 +161,19 @@ def run(
         os._exit(code)
 
 
-@command(app, "up", "rookery pipelines up pipelines/", "rookery pipelines up pipelines/ --once")
+@command(
+    app,
+    "up",
+    "rookery pipelines up pipelines/",
+    "rookery pipelines up pipelines/ --once",
+    "rookery pipelines up --builtin",
+)
 def up(
     out: Output,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of files.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of files.")] = None,
+    builtin: Annotated[
+        bool, typer.Option("--builtin", help="Those that come with the broker: the lifecycle and the archive.")
+    ] = False,
     root: Root = None,
     once: Once = False,
     url: Endpoint = "",
@@ -172,9 +181,19 @@ def up(
 ) -> None:
     """Run all pipelines of a folder, start again what dies, and take up files as they change."""
     from rookery.pipelines.supervisor import Supervisor
+    from rookery.pipelines.worker import BUILTIN
 
+    if folder is None and not builtin:
+        raise typer.BadParameter("name a folder of files, or say --builtin.", param_hint="DIR")
+    extra: list[str] = []
+    if builtin:
+        from rookery.pipelines.builtin.jobs import NAMES
+
+        extra = [f"{BUILTIN}{name}" for name in NAMES]
     watch = Watch(out)
-    supervisor = Supervisor(folder, root_of(root), endpoint=url, master=master, once=once, heard=watch.heard, said=note)
+    supervisor = Supervisor(
+        folder, root_of(root), endpoint=url, master=master, once=once, extra=extra, heard=watch.heard, said=note
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
     raise typer.Exit(supervisor.run())

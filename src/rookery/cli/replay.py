@@ -20,7 +20,7 @@ app = single()
     app,
     "replay",
     "rookery replay orders --from stream --to orders.retry --dry-run",
-    "rookery replay orders --from lake --where \"body:region = 'eu' AND timestamp > '2026-01-31'\" --to queue:eu",
+    'rookery replay orders --from lake --where \'body:region = "eu" AND date > "2026-01-31"\' --to queue:eu',
     "rookery replay orders --from stream --to exchange:shop --rate 500",
     "rookery replay orders --from stream --to exchange:shop --id 4f1c9a60b2de",
 )

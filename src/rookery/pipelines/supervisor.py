@@ -51,7 +51,7 @@ class Group:
 class Supervisor:
     """Watches over the processes. `heard` is called with every status that has changed."""
 
-    folder: Path
+    folder: Path | None
     root: Path
     endpoint: str = ""
     master: str = ""
@@ -93,7 +93,7 @@ class Supervisor:
     # Files
 
     def _scan(self) -> None:
-        good, bad = load_folder(self.folder)
+        good, bad = load_folder(self.folder) if self.folder is not None else ([], [])
         self._report(bad)
         wanted: dict[str, list[Pipeline]] = {}
         for pipeline in good:
