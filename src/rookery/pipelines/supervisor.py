@@ -102,7 +102,7 @@ class Supervisor:
         found = {key: self._group(each) for key, each in wanted.items()}
         if self.extra:
             # what is built in runs with the first engine there is
-            found["builtin"] = Group(tuple(self.extra), tuple(self.extra))
+            found["builtin"] = Group(tuple(self.extra), tuple(self.extra), tuple(self.extra))
         for key in [key for key in self.groups if key not in found]:
             self._end(self.groups.pop(key))
         for key, group in found.items():
