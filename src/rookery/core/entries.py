@@ -204,6 +204,9 @@ class Level:
                 return entry
             self.gone -= 1
 
+    def is_paged(self) -> bool:
+        return self.paged is not None
+
     def must_load(self) -> bool:
         """Whether the next entry of the line is among the paged ones."""
         paged = self.paged

@@ -95,7 +95,7 @@ class Lines:
                 if level.paged is not None:
                     if level.must_load():
                         self._load(level)
-                    elif level.paged is None:
+                    elif not level.is_paged():
                         self._index_line(level)
                 entry = level.pop()
                 if entry is not None:
