@@ -285,3 +285,21 @@ def test_the_log_is_also_in_a_file(tmp_path: Path) -> None:
     refused = Cli("", tmp_path).pipe("serve", "--log-dir", "/dev/null/logs")
     assert refused.returncode == 1
     assert b"raven-mq.log cannot be written: Not a directory" in refused.stderr
+
+
+def test_lines_are_published_once_over_a_restart_of_the_broker(tmp_path: Path) -> None:
+    with serving(tmp_path, "--api-key", KEY) as first:
+        port = str(first.http)
+        cli = Cli(f"http://127.0.0.1:{port}", tmp_path)
+        with cli.terminal("publish", "steady") as terminal:
+            terminal.type("1\n")
+            until(lambda: [row for row in cli.json("queues", "list") if row["stats"]["ready"] == 1])
+            first.signal(signal.SIGKILL)
+            first.wait()
+            terminal.type("2\n")
+            terminal.until("2\r\n")
+            with serving(tmp_path, "--api-key", KEY, "--http-port", port):
+                terminal.type("3\n\x04")
+                assert terminal.wait() == 0
+                assert "3 messages published" in terminal.text
+                assert [row["message"] for row in cli.lines("claim", "steady", "--max", "9")] == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -51,6 +52,17 @@ def test_every_module_stands_in_a_layer() -> None:
         if not any(module == layer or module.startswith(f"{layer}.") for layer in layers)
     }
     assert not homeless, "name them in [tool.importlinter] of pyproject.toml"
+
+
+@pytest.mark.row("S3-15")
+def test_nothing_that_only_unix_has_is_imported_on_the_way_in() -> None:
+    """Such modules are imported in functions, or where the platform was asked for first."""
+    unix = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "syslog", "posix", "uvloop"}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & unix, path
 
 
 def test_the_version_is_said_once() -> None:

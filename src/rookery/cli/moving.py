@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,7 @@ def import_(
 
     Messages come in addition to those that are there. What has expired meanwhile is left out.
     """
+    at.get("/queues", limit=1)  # whoever is not let in, or reaches nobody, is told at once
     importer = _Importer(at, skip_definitions)
     try:
         with _reader(file) as stream, progress("importing") as more:
@@ -234,6 +236,7 @@ class _Importer:
         self._to = ("", "")
         self._batch: list[bytes] = []
         self._bytes = 0
+        self._run = uuid.uuid4().hex
         self.messages = 0
         self.records = 0
         self.expired = 0
@@ -293,11 +296,12 @@ class _Importer:
             return
         kind, name = self._to
         data = b"\n".join(self._batch)
+        key = f"{self._run}-{self.messages}-{self.records}"
         if kind == "message":
-            self._at.post("/queues/{}/messages", name, body=data, content_type=NDJSON, ids=False)
+            self._at.post("/queues/{}/messages", name, body=data, content_type=NDJSON, key=key, ids=False)
             self.messages += len(self._batch)
         else:
-            self._at.post("/streams/{}/publish", name, body=data, content_type=NDJSON)
+            self._at.post("/streams/{}/publish", name, body=data, content_type=NDJSON, key=key)
             self.records += len(self._batch)
         self._batch = []
         self._bytes = 0

@@ -6,6 +6,7 @@ import base64
 import mimetypes
 import re
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal
@@ -154,13 +155,16 @@ def _many(
 ) -> None:
     """A message from each line, as soon as it is there: what has come meanwhile goes in one request."""
     count = 0
+    run = uuid.uuid4().hex
     if to != "stream":
         query = {**query, "ids": False}
     with progress("publishing") as more:
         try:
             for batch in batches(stream):
                 data = b"\n".join(msgspec.json.encode(message(line)) for line in batch)
-                at.post(PATHS[to], name, body=data, content_type=NDJSON, **query)
+                # the first shows that the broker is there; then it may go away for a while
+                key = f"{run}-{count}" if count else ""
+                at.post(PATHS[to], name, body=data, content_type=NDJSON, key=key, **query)
                 count += len(batch)
                 more(len(batch))
         except RookeryError as error:

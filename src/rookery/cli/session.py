@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 ROOT: Final = "/api/v1"
 PAGE: Final = 1_000
 NDJSON: Final = "application/x-ndjson"
+TRIES: Final = 30
+"""When a broker goes away while much is sent to it: about two minutes."""
 
 
 class Session:
-    """`out` prints. A request that gets no answer is not repeated: whoever typed it decides that."""
+    """`out` prints. A request that gets no answer is repeated only under a `key` by which the broker knows it again."""
 
     def __init__(self, out: Output, where: Where, timeout_ms: int) -> None:
         self.out = out
@@ -72,10 +74,15 @@ class Session:
         body: object = None,
         wait_ms: int = 0,
         content_type: str = "application/json",
+        key: str = "",
         **query: Any,
     ) -> Any:
         """Ask for `/api/v1` and a path, whose `{}` stand for names; `body` is JSON, or bytes as they are."""
         more: dict[str, Any] = {} if body is None else {"body": body}
+        if key:
+            from rookery.client import RetryPolicy
+
+            more |= {"headers": {"Idempotency-Key": key}, "retry": RetryPolicy(tries=TRIES, base_ms=250, max_ms=5_000)}
         try:
             return self.transport.request(
                 method, _path(path, names), query=query, wait_ms=wait_ms, content_type=content_type, **more

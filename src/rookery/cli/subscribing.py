@@ -31,7 +31,10 @@ SILENCE_SEC: Final = 60.0
 PAUSES_SEC: Final = (1, 1, 2, 3, 5, 10)
 LEASE_MS: Final = 60_000
 
-Handle = Callable[[Any], None]
+BATCH_MAX: Final = 100
+"""Messages of a queue that are printed, and then acked together."""
+
+Handle = Callable[[list[Any]], None]
 
 
 @command(
@@ -65,7 +68,10 @@ def subscribe(
     """
     ends = _Ends(max, idle)
     if to == "queue":
-        _queue(at, name, ends, lease, lambda delivery: _deal(at, name, delivery, program, body, lease))
+        if program is None:
+            _queue(at, name, ends, lease, BATCH_MAX, lambda found: _print(at, name, found, body))
+        else:
+            _queue(at, name, ends, lease, 1, lambda found: _deal(at, name, found[0], program, lease))
         return
     query: dict[str, object] = {"routing_key": pattern} if to == "topic" else {"from": start, "partition": partition}
 
@@ -91,12 +97,16 @@ class _Ends:
         self._idle_sec = None if idle_ms is None else idle_ms / 1000
         self._heard = time.monotonic()
 
-    def counted(self) -> bool:
-        """One more has come; whether it was the last."""
+    def counted(self, count: int = 1) -> bool:
+        """More have come; whether that was the last of them."""
         self._heard = time.monotonic()
         if self._left is not None:
-            self._left -= 1
+            self._left -= count
         return self._left == 0
+
+    def at_most(self, count: int) -> int:
+        """How many more may come at once."""
+        return count if self._left is None else min(count, self._left)
 
     def patience_sec(self, most: float) -> float:
         """How long to wait for the next, at most; 0 when it has been quiet for long enough."""
@@ -108,43 +118,48 @@ class _Ends:
 # Queues
 
 
-def _queue(at: Session, name: str, ends: _Ends, lease_ms: int, handle: Handle) -> None:
+def _queue(at: Session, name: str, ends: _Ends, lease_ms: int, batch: int, handle: Handle) -> None:
     pauses = _Pauses()
     while True:
         wait_sec = ends.patience_sec(WAIT_MS / 1000)
-        wish = {"max": 1, "wait_ms": int(wait_sec * 1000), "lease_ms": lease_ms}
+        wish = {"max": ends.at_most(batch), "wait_ms": int(wait_sec * 1000), "lease_ms": lease_ms}
         try:
             found = at.post("/queues/{}/claim", name, body=wish, wait_ms=wish["wait_ms"])["deliveries"]
         except BrokerUnreachable as error:
             pauses.wait(error)
             continue
         pauses.reached()
-        for delivery in found:
-            handle(delivery)
-            if ends.counted():
+        if found:
+            handle(found)
+            if ends.counted(len(found)):
                 return
-        if not found and not ends.patience_sec(1):
+        elif not ends.patience_sec(1):
             return
 
 
-def _deal(at: Session, queue: str, delivery: Any, program: str | None, body: bool, lease_ms: int) -> None:
-    """Print a message, or have it dealt with, and settle it."""
-    token = delivery["lease"]
-    wish: dict[str, Any] = {"outcome": "ack"}
-    if program is None:
+def _print(at: Session, queue: str, found: list[Any], body: bool) -> None:
+    """Print messages, then ack them."""
+    for delivery in found:
         put(at, delivery, body, False)
-    else:
+    _settle(at, queue, [delivery["lease"] for delivery in found], {"outcome": "ack"})
 
-        def extend() -> None:
-            at.post("/queues/{}/extend", queue, body={"leases": [token], "lease_ms": lease_ms})
 
-        code = _run(program, delivery, (lease_ms / 2000, extend))
-        if code:
-            wish = {"outcome": "retry", "reason": f"exit code {code}"}
+def _deal(at: Session, queue: str, delivery: Any, program: str, lease_ms: int) -> None:
+    """Have a program deal with a message, and settle that by its exit code."""
+    token = delivery["lease"]
+
+    def extend() -> None:
+        at.post("/queues/{}/extend", queue, body={"leases": [token], "lease_ms": lease_ms})
+
+    code = _run(program, delivery, (lease_ms / 2000, extend))
+    _settle(at, queue, [token], {"outcome": "retry", "reason": f"exit code {code}"} if code else {"outcome": "ack"})
+
+
+def _settle(at: Session, queue: str, leases: list[str], wish: dict[str, Any]) -> None:
     try:
-        settle_all(at, queue, [token], wish)
+        settle_all(at, queue, leases, wish)
     except (LeaseLost, BrokerUnreachable) as error:
-        note(f"rookery: message {delivery['message_id']} will come again: {error}")
+        note(f"rookery: what was not settled will come again: {error}")
 
 
 def _run(program: str, message: Any, extend: tuple[float, Callable[[], None]] | None) -> int:
