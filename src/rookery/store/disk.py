@@ -142,7 +142,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         fd = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
-            if not _try_lock(fd):
+            if not try_lock(fd):
                 raise StoreLocked(f"the data directory {path.parent} is in use by {_owner(fd)} (see {path})")
             since = datetime.now(UTC).isoformat(timespec="seconds")
             # Always as long, so that on a full disk the block of the last owner will do.
@@ -163,7 +163,8 @@ class Lock:
         os.close(self._fd)
 
 
-def _try_lock(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
+    """Lock a file for as long as it is open; False when another process has it locked."""
     try:
         if sys.platform == "win32":
             # A lock hides what it covers from others, so it covers a byte far beyond the owner's name.

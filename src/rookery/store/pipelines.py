@@ -13,7 +13,6 @@ Nothing here needs Spark, so that the broker can show it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rookery.errors import InvalidArgument, NotFound, PipelineRunning
+from rookery.store.disk import try_lock
 
 _Found = TypeVar("_Found")
 
@@ -138,12 +138,10 @@ class Place:
         """Be the only one who runs this pipeline; the lock ends with the process, however that ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(file.fileno()):
                 raise PipelineRunning(
                     f"{self.name} is running already: `rookery pipelines stop {self.name}`", argument="name"
-                ) from None
+                )
             yield
 
     # Stopping
