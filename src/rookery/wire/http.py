@@ -383,7 +383,7 @@ class HttpConnection(Peer):
     def finish(self) -> bool:
         """Send the answers that are there, in order; True when the next one waits for the journal."""
         if self._tunnel is not None:
-            return bool(self._tunnel.finish())
+            return self._finish_tunnel()
         calls = self._calls
         sent: i64 = 0
         waits = False
@@ -425,9 +425,10 @@ class HttpConnection(Peer):
             self._continue = False
             self.out.w.write(CONTINUE)
             self.out.touch()
-        if self._tunnel is not None:
-            return bool(self._tunnel.finish())
-        return waits
+        return self._finish_tunnel() or waits
+
+    def _finish_tunnel(self) -> bool:
+        return self._tunnel is not None and bool(self._tunnel.finish())
 
     def _send(self, call: Call) -> bool:
         """Write an answer, or as much of it as there is; whether it is whole."""
