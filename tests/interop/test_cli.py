@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,23 @@ from typing import Any
 import httpx
 import pika
 import pytest
+import trustme
 
 from tests.interop.cli_world import KEY, Cli, until
 from tests.interop.server import ServerProcess, serving
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(tmp_path_factory.mktemp("server"), "--api-key", KEY, "--dlq-suffix", ".dead") as running:
+def authority() -> trustme.CA:
+    return trustme.CA(key_type=trustme.KeyType.ECDSA)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    tls = ("--tls-cert", str(folder / "server.pem"), "--http-tls-port", "0", "--amqp-tls-port", "off")
+    with serving(folder, "--api-key", KEY, "--dlq-suffix", ".dead", *tls) as running:
         yield running
         assert running.stop() == 0
         assert [line for line in running.log if line["event"] in ("connection_failed", "defect")] == []
@@ -299,6 +309,12 @@ def test_groups(cli: Cli, name: str) -> None:
 
 
 class Hook(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
@@ -308,11 +324,33 @@ class Hook(BaseHTTPRequestHandler):
         pass
 
 
-def test_webhooks(cli: Cli, name: str) -> None:
+@contextmanager
+def receiving() -> Iterator[str]:
     receiver = HTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     try:
-        endpoint = f"http://127.0.0.1:{receiver.server_port}/hook"
+        yield f"http://127.0.0.1:{receiver.server_port}"
+    finally:
+        receiver.shutdown()
+        receiver.server_close()
+
+
+def test_what_is_no_broker_is_told(cli: Cli) -> None:
+    with receiving() as url:
+        assert f"what answers at {url} is no broker" in cli.refused(6, "queues", "list", "--url", url)
+        assert "the broker answered 501" in cli.refused(1, "queues", "delete", "x", "--url", url)
+
+
+def test_over_tls(cli: Cli, server: ServerProcess, authority: trustme.CA) -> None:
+    url = f"https://127.0.0.1:{server.port('https')}"
+    authority.cert_pem.write_to_path("ca.pem")
+    assert isinstance(cli.json("queues", "list", "--url", url, "--ca-file", "ca.pem"), list)
+    assert "certificate verify failed" in cli.refused(6, "queues", "list", "--url", url)
+
+
+def test_webhooks(cli: Cli, name: str) -> None:
+    with receiving() as base:
+        endpoint = f"{base}/hook"
         made = cli.json("webhooks", "create", name, endpoint, "--call-timeout", "20s", "--concurrency", "1")
         assert made["secret"].startswith("whsec_")
         hook = made["id"]
@@ -329,9 +367,6 @@ def test_webhooks(cli: Cli, name: str) -> None:
         nowhere = cli.json("webhooks", "create", name, "http://127.0.0.1:9/")
         assert cli.json("webhooks", "test", nowhere["id"], code=1)["outcome"] == "failed"
         cli.call("webhooks", "delete", nowhere["id"])
-    finally:
-        receiver.shutdown()
-        receiver.server_close()
 
 
 @pytest.mark.row("S4-39")
@@ -351,12 +386,10 @@ def test_connections_and_consumers_live(cli: Cli, server: ServerProcess, name: s
     cli.call("consumers", "cancel", row["id"])
     assert cli.json("consumers", "list", "--queue", name) == []
     assert "no consumer" in cli.refused(3, "consumers", "cancel", row["id"])
-    while not cancelled:
-        connection.process_data_events(0.1)
+    until(lambda: connection.process_data_events(0.1) or cancelled)
     cli.call("connections", "close", row["connection"], "--reason", "moving house")
     with pytest.raises(pika.exceptions.AMQPConnectionError, match="moving house"):
-        while True:
-            connection.process_data_events(0.1)
+        until(lambda: connection.process_data_events(0.1))
     assert "no connection" in cli.refused(3, "connections", "close", row["connection"])
 
 

@@ -93,6 +93,19 @@ def test_stats_are_live_on_a_terminal(cli: Cli) -> None:
         assert terminal.wait() == 130
 
 
+def test_export_and_import_show_progress_to_a_person_only(cli: Cli) -> None:
+    cli.call("publish", "progress", input="1\n2\n")
+    with cli.terminal("export", "some.jsonl", "--queue", "progress") as terminal:
+        assert terminal.wait() == 0
+        assert "exporting" in terminal.text
+        assert "2 messages and 0 records written to some.jsonl" in terminal.text
+    with cli.terminal("import", "some.jsonl") as terminal:
+        assert terminal.wait() == 0
+        assert "importing" in terminal.text
+        assert "2 messages and 0 records imported" in terminal.text
+    assert cli.json("queues", "show", "progress")["stats"]["ready"] == 4
+
+
 def test_lines_are_published_as_they_are_typed(cli: Cli) -> None:
     with cli.terminal("publish", "typed") as terminal:
         terminal.type("first\n")

@@ -84,11 +84,14 @@ class Session:
 
             more |= {"headers": {"Idempotency-Key": key}, "retry": RetryPolicy(tries=TRIES, base_ms=250, max_ms=5_000)}
         try:
-            return self.transport.request(
+            answer = self.transport.request(
                 method, _path(path, names), query=query, wait_ms=wait_ms, content_type=content_type, **more
             )
         except BrokerUnreachable as error:
             raise self._unreachable(error) from None
+        if not isinstance(answer, dict):
+            raise BrokerUnreachable(f"what answers at {self.transport.address.url} is no broker")
+        return answer
 
     def open(self, path: str, *names: str, headers: dict[str, str] | None = None, **query: Any) -> Answer:
         """Begin to read an answer that may not end."""
