@@ -9,6 +9,8 @@ with rookery.Broker() as broker:
         print(delivery.data)
         delivery.ack()
 
+`rookery.connect("http://localhost:8080")` is a broker elsewhere, with the same methods.
+
 A name is imported when it is first asked for: `rookery --help` needs no broker.
 """
 
@@ -22,6 +24,7 @@ from rookery._compiled import compiled
 from rookery.errors import Reject, RookeryError
 
 if TYPE_CHECKING:
+    from rookery.client import AsyncClient, Client, RetryPolicy, connect, connect_async
     from rookery.clock import ManualClock, SystemClock
     from rookery.embed import (
         HIGH,
@@ -49,8 +52,10 @@ __all__ = [
     "LOWEST",
     "NORMAL",
     "AsyncBroker",
+    "AsyncClient",
     "AsyncDelivery",
     "Broker",
+    "Client",
     "Config",
     "Delivery",
     "ManualClock",
@@ -58,20 +63,31 @@ __all__ = [
     "Observation",
     "Record",
     "Reject",
+    "RetryPolicy",
     "RookeryError",
     "SubOptions",
     "SystemClock",
     "__version__",
     "compiled",
+    "connect",
+    "connect_async",
     "errors",
 ]
 
-_HOMES: Final = {"ManualClock": "rookery.clock", "SystemClock": "rookery.clock"}
+_HOMES: Final = {
+    "AsyncClient": "rookery.client",
+    "Client": "rookery.client",
+    "ManualClock": "rookery.clock",
+    "RetryPolicy": "rookery.client",
+    "SystemClock": "rookery.clock",
+    "connect": "rookery.client",
+    "connect_async": "rookery.client",
+}
 """Where names are that are not in `rookery.embed`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("clock", "embed"):
+    if name in ("client", "clock", "embed"):
         return import_module(f"rookery.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,24 +1,36 @@
 """The faces of the broker API under one roof, so that a test is written once: as for the async face.
 
-A face that is not async is wrapped: each call that would be awaited runs in a thread of its own. A further face (a
-client of a server) joins by its name in `FACES` and a way to make it in `Face.make`.
+A face that is not async is wrapped: each call that would be awaited runs in a thread of its own. `FACES` are those of
+the embedded broker, `ALL_FACES` also the client's, which speaks to a server on a real socket: there each broker of a
+test is a tenant of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
+import itertools
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rookery
-from rookery import embed
+from rookery import client, embed
 from rookery.clock import ManualClock
+from tests.wire.http_world import World
 
 FACES = ("async", "blocking")
+ALL_FACES = (*FACES, "async client", "blocking client")
+
+NOT_TRIED_AGAIN = client.RetryPolicy(tries=0)
+_tenants = itertools.count()
 
 _ASYNC_OF: dict[type, type] = {
     embed.Broker: embed.AsyncBroker,
@@ -35,6 +47,46 @@ _ASYNC_OF: dict[type, type] = {
     embed.Producer: embed.AsyncProducer,
     embed.Cuts: embed.AsyncCuts,
 }
+for _module in (
+    "admin",
+    "client",
+    "consuming",
+    "deliveries",
+    "producers",
+    "queues",
+    "streams",
+    "subscriptions",
+    "topics",
+    "transactions",
+):
+    _theirs = vars(import_module(f"rookery.client.aio.{_module}"))
+    for _name, _kind in vars(import_module(f"rookery.client.blocking.{_module}")).items():
+        if isinstance(_kind, type) and f"Async{_name}" in _theirs and _kind not in _ASYNC_OF:
+            _ASYNC_OF[_kind] = _theirs[f"Async{_name}"]
+
+
+class Served:
+    """A server for all tests of a process, in memory and on a clock of the tests."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self._folder = tempfile.TemporaryDirectory()
+        self.world = World(Path(self._folder.name), self.clock, max_retries="3", backoff_base_ms="0")
+        atexit.register(self.close)
+
+    def url(self) -> str:
+        """With the key of a new tenant."""
+        key = self.world.key(f"tenant-{next(_tenants)}")
+        return f"http://{key}@{self.world.address}"
+
+    def close(self) -> None:
+        self.world.close()
+        self._folder.cleanup()
+
+
+@lru_cache(maxsize=1)
+def served() -> Served:
+    return Served()
 
 
 class Face:
@@ -42,12 +94,17 @@ class Face:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.clock = ManualClock()
-        self.delivery: Any = embed.AsyncDelivery if name == "async" else embed.Delivery
+        self.is_client = name.endswith("client")
+        self.clock = served().clock if self.is_client else ManualClock()
+        self.delivery: Any = embed.AsyncDelivery if name.startswith("async") else embed.Delivery
         self._made: list[Any] = []
 
     def make(self, config: rookery.Config | None = None, **settings: Any) -> Any:
         """A broker in the async way, closed at the end of the test."""
+        if self.is_client:
+            if config is not None or settings:
+                pytest.skip("these are settings of an embedded broker")
+            return self._connect()
         settings.setdefault("clock", self.clock)
         settings.setdefault("secret", b"testing")
         made: Any
@@ -58,9 +115,21 @@ class Face:
         self._made.append(made)
         return made
 
+    def _connect(self) -> Any:
+        made: Any
+        if self.name == "async client":
+            made = client.AsyncClient(served().url(), retry=NOT_TRIED_AGAIN)
+        else:
+            made = wrapped(client.Client(served().url(), retry=NOT_TRIED_AGAIN))
+        self._made.append(made)
+        return made
+
     async def advance(self, ms: int) -> None:
         """Let time pass, and let the brokers notice."""
         self.clock.advance(ms)
+        if self.is_client:
+            served().world.inside(lambda server: None)
+            return
         for broker in self._made:
             await broker.tick()
 

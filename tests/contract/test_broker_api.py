@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from rookery import errors
 from rookery.embed import Message
-from tests.contract.faces import FACES, Face, counts, faced, until
+from tests.contract.faces import ALL_FACES, FACES, Face, counts, faced, until
 
-face = pytest.fixture(faced, params=FACES)
+face = pytest.fixture(faced, params=ALL_FACES)
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -509,11 +509,14 @@ async def test_who_gets_a_message_is_a_setting_of_the_queue(broker: Any) -> None
         taken: Counter[str] = Counter()
         for n in range(count):
             await queue.publish(Message(n, group=str(n % 3)))
-            for name, subscription in subscriptions.items():
-                for delivery in await subscription.get_many(count, 0):
-                    taken[name] += 1
-                    if name == ack:
-                        await delivery.ack()
+            async with asyncio.timeout(30):
+                while taken.total() <= n:
+                    for name, subscription in subscriptions.items():
+                        for delivery in await subscription.get_many(count, 0):
+                            taken[name] += 1
+                            if name == ack:
+                                await delivery.ack()
+                    await asyncio.sleep(0)
         for subscription in subscriptions.values():
             await subscription.cancel()
         return dict(taken)
@@ -538,7 +541,7 @@ async def test_one_active_consumer_at_a_time(broker: Any) -> None:
     active = await jobs.subscribe(credit=10)
     spare = await jobs.subscribe(credit=10)
     await jobs.publish_many([1, 2])
-    assert [d.data for d in await active.get_many(5, 0)] == [1, 2]
+    assert [d.data for d in await active.get_many(5, 10_000)] == [1, 2]
     assert await spare.get_many(5, 0) == []
     await active.cancel()
     await jobs.publish(3)
@@ -816,6 +819,8 @@ async def test_a_policy_applies_to_queues_that_exist_and_gives_way_to_what_was_s
 
 
 async def test_definitions_make_the_same_broker_elsewhere(face: Face, broker: Any) -> None:
+    if face.is_client:
+        pytest.skip("definitions are those of a tenant, and here each broker is another")
     await broker.queue("jobs", max_attempts=2, dead_letter_queue="dead")
     await broker.exchange("x", "direct", arguments={"note": b"\x00bytes"})
     await (await broker.queue("log")).bind("x", "k")
@@ -847,7 +852,7 @@ async def test_importing_definitions_leaves_the_broker_s_own_settings(face: Face
         await queue.publish_many([b"x" * 500, b"y" * 500])
 
 
-async def test_the_shape_of_metrics(broker: Any) -> None:
+async def test_the_shape_of_metrics(face: Face, broker: Any) -> None:
     jobs = await broker.queue("jobs", dead_letter_queue="dead")
     await jobs.publish_many([1, 2, 3])
     deliveries = await jobs.claim(2)
@@ -863,8 +868,9 @@ async def test_the_shape_of_metrics(broker: Any) -> None:
     assert (queue["dead"], queue["consumer_lag"], queue["wait_ms"]["count"], queue["work_ms"]["count"]) == (1, 1, 2, 2)
     assert metrics["tenant"]["totals"]["ready"] == 2
     assert metrics["tenant"]["published"] == 3
-    assert {"", "amq.topic", "amq.direct"} <= metrics["exchanges"].keys()
-    assert metrics["exchanges"][""]["published"] == 3
+    assert {"amq.topic", "amq.direct"} <= metrics["exchanges"].keys()
+    if not face.is_client:
+        assert metrics["exchanges"][""]["published"] == 3
 
 
 # Transactions
@@ -948,6 +954,8 @@ async def test_a_transaction_to_a_queue_that_goes_away_does_nothing(broker: Any)
 
 
 async def test_a_transaction_has_its_time(face: Face, broker: Any) -> None:
+    if face.is_client:
+        pytest.skip("a client keeps its own time")
     jobs = await broker.queue("jobs")
     with pytest.raises(errors.TransactionTimeout):
         async with broker.transaction(timeout_ms=100) as transaction:

@@ -51,13 +51,26 @@ class Request:
 class Incoming:
     """An answer as it comes: `feed` it until it is `done`; `take` what of its content is there."""
 
-    __slots__ = ("_chunks", "_head_bytes", "_parser", "done", "head_done", "headers", "heard", "keep", "status")
+    __slots__ = (
+        "_chunks",
+        "_head_bytes",
+        "_parser",
+        "behind",
+        "done",
+        "head_done",
+        "headers",
+        "heard",
+        "keep",
+        "status",
+    )
 
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
         self.heard = False
         self.keep = False
         self.done = False
+        # what came behind an answer that changes the protocol
+        self.behind: bytes | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -76,7 +89,10 @@ class Incoming:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as upgrade:
+            self.done = True
+            self.behind = data[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
             raise BrokenAnswer(f"the answer is not HTTP: {error}") from None
         if not self.head_done and self._head_bytes > HEAD_MAX_BYTES:
             raise BrokenAnswer("the head of the answer is too long")
@@ -106,7 +122,7 @@ class Incoming:
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
-        if self.status < 200:
+        if self.status < 200 and self.status != 101:
             # the answer proper is still to come
             self._begin()
             return

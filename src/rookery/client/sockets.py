@@ -232,3 +232,28 @@ class AsyncPause:
 def _over(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+class GivenUp(Exception):
+    """A request that waited was given up from elsewhere."""
+
+
+class Hold:
+    """By which requests of one waiter are given up, now and from now on: their connections are closed under them."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._sockets: set[Socket | AsyncSocket] = set()
+
+    def take(self, socket: Socket | AsyncSocket) -> None:
+        self._sockets.add(socket)
+        if self.over:
+            socket.close()
+
+    def leave(self, socket: Socket | AsyncSocket) -> None:
+        self._sockets.discard(socket)
+
+    def end(self) -> None:
+        self.over = True
+        for held in list(self._sockets):
+            held.close()

@@ -348,30 +348,36 @@ def _check_message(m: Message) -> None:
         raise InvalidType(f"time must be a datetime, not {type(m.time).__name__}", argument="time")
 
 
-def _times(m: Message, now_ms: int, ttl_ms: int) -> tuple[int, int]:
+def said_times(m: Message) -> tuple[int | None, int | None, int | None, int | None]:
+    """What a message says of its times, checked: delay, delivery, time to live, expiry."""
+    if m.deliver_at is not None and m.delay_ms is not None:
+        raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
+    if m.expires_at is not None and m.ttl_ms is not None:
+        raise InvalidArgument("give ttl_ms or expires_at, not both", argument="ttl_ms")
+    if m.ttl_ms is not None and _duration(m.ttl_ms, "ttl_ms") == 0:
+        raise MessageExpired("a time to live of 0 ms is over already", argument="ttl_ms")
+    return (
+        None if m.delay_ms is None else _duration(m.delay_ms, "delay_ms"),
+        None if m.deliver_at is None else wall_ms(m.deliver_at, "deliver_at"),
+        m.ttl_ms,
+        None if m.expires_at is None else wall_ms(m.expires_at, "expires_at"),
+    )
+
+
+def _times(m: Message, now_ms: int, default_ttl_ms: int) -> tuple[int, int]:
     """When it is to be delivered and when it expires; 0 for at once and for never."""
+    delay_ms, deliver_at, ttl_ms, expires_at = said_times(m)
     due_ms = 0
-    if m.deliver_at is not None:
-        if m.delay_ms is not None:
-            raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
-        due_ms = wall_ms(m.deliver_at, "deliver_at")
-    elif m.delay_ms is not None:
-        due_ms = now_ms + _duration(m.delay_ms, "delay_ms")
-    start_ms = max(now_ms, due_ms)
-    expires_ms = 0
-    if m.expires_at is not None:
-        if m.ttl_ms is not None:
-            raise InvalidArgument("give ttl_ms or expires_at, not both", argument="ttl_ms")
-        expires_ms = wall_ms(m.expires_at, "expires_at")
-        if 0 < expires_ms <= now_ms:
+    if deliver_at is not None:
+        due_ms = deliver_at
+    elif delay_ms is not None:
+        due_ms = now_ms + delay_ms
+    if expires_at is not None:
+        if 0 < expires_at <= now_ms:
             raise MessageExpired("the message's time is over already", argument="expires_at")
-    elif m.ttl_ms is not None:
-        expires_ms = start_ms + _duration(m.ttl_ms, "ttl_ms")
-        if m.ttl_ms == 0:
-            raise MessageExpired("a time to live of 0 ms is over already", argument="ttl_ms")
-    elif ttl_ms:
-        expires_ms = start_ms + ttl_ms
-    return due_ms, expires_ms
+        return due_ms, expires_at
+    lasting_ms = ttl_ms or default_ttl_ms
+    return due_ms, max(now_ms, due_ms) + lasting_ms if lasting_ms else 0
 
 
 def wall_ms(moment: Moment, argument: str) -> int:

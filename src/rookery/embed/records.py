@@ -50,14 +50,20 @@ class Record:
     __slots__ = ("key", "message", "offset", "partition", "stored", "time")
 
     def __init__(
-        self, partition: int, offset: int, time: datetime, key: bytes | None, message: Message, stored: StoredMessage
+        self,
+        partition: int,
+        offset: int,
+        time: datetime,
+        key: bytes | None,
+        message: Message,
+        stored: StoredMessage | None = None,
     ) -> None:
         self.partition = partition
         self.offset = offset
         self.time = time
         self.key = key
         self.message = message
-        # as the core has it
+        # as the core has it, where the core is
         self.stored = stored
 
     @property

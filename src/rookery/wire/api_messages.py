@@ -250,7 +250,7 @@ class Messages:
         earlier = self._api.repeated(call, exchange, key)
         if earlier:
             return self._again(call, found, earlier)
-        if found.bodies is not None and not mandatory:
+        if found.bodies is not None and not mandatory and len(found.bodies) > 1:
             count = len(found.bodies)
             batch = Batch(exchange, key, found.props, found.bodies, 0)
             first = publish_batch(self._shard, tenant, batch)
@@ -259,6 +259,8 @@ class Messages:
             sent = [Sent(uuid(number)) for number in range(first, first + count)] if ids else None
             return Answer(201, SentAll(count, sent))
         publishes: list[Any] = [each.publish(exchange, key, mandatory) for each in found.all()]
+        if len(publishes) == 1 and not mandatory:
+            return self._publish_one(call, tenant, publishes[0], found.single)
         keyed = sum(1 for each in publishes if each.dedup_key)
         if 0 < keyed < len(publishes) and KEY_HEADER in call.headers:
             raise InvalidArgument("all messages of a request have a key of their own, or none has", argument=KEY)
@@ -271,6 +273,15 @@ class Messages:
         if found.single and all_sent is not None:
             return Answer(200 if all_sent[0].duplicate else 201, all_sent[0])
         return Answer(201, SentAll(len(numbers), all_sent))
+
+    def _publish_one(self, call: Call, tenant: Tenant, p: Publish, single: bool) -> Answer:
+        number, repeat = self._rest.publish(tenant, p)
+        if not p.dedup_key:
+            self._api.remember(call, p.exchange, p.key, number)
+        call.lasting()
+        given = None if repeat else properties.message_id(p.props)
+        sent = Sent(given or self._shard.ids.uuid(number), repeat)
+        return Answer(200 if repeat else 201, sent if single else SentAll(1, [sent]))
 
     def _again(self, call: Call, found: api_bodies.Bodies, first: int) -> Answer:
         """The answer to a request that was made before, whose messages were numbered on from `first`."""
@@ -309,7 +320,7 @@ class Messages:
                 call.lasting()
             return made
 
-        lease_ms = wanted.lease_ms or _lease_ms_of(queue) or self._rest.options.lease_ms
+        lease_ms = wanted.lease_ms or lease_ms_of(queue) or self._rest.options.lease_ms
         return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
 
     def _claimed(self, call: Call, leases: list[Lease]) -> object:
@@ -366,6 +377,10 @@ class Messages:
         shown.lease = lease.token()
         return shown
 
+    def packed(self, entry: Entry, lease: Lease) -> bytes:
+        """A delivery for Rookery's client."""
+        return packed.encode(self.pack(entry, int(lease.attempt), lease.token()))
+
     def pack(self, entry: Entry, attempt: int, lease: str = "") -> PackedMessage:
         """A message for Rookery's client."""
         stored = entry.message
@@ -412,7 +427,7 @@ class Messages:
         )
 
 
-def _lease_ms_of(queue: Queue) -> int:
+def lease_ms_of(queue: Queue) -> int:
     """The lease that was said of a queue, by who declared it or by a policy; 0 when nothing was."""
     tenant = queue.tenant
     policy = tenant.policy_for(queue.name)

@@ -20,6 +20,9 @@ KEY: Final = "Idempotency-Key"
 DONE: Final = "Idempotency-Done"
 """The header that says which such keys, divided by commas, are of no more use."""
 
+NONE_SEEN: Final = "-"
+"""What a reader that leaves says in place of the id of the last message it has seen."""
+
 TIME_MAX_MS: Final = 1 << 53
 
 Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]

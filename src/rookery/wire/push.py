@@ -24,7 +24,8 @@ from rookery.errors import InvalidArgument
 from rookery.model import Message
 from rookery.wire.api import Api
 from rookery.wire.api_bodies import PartitionIndex
-from rookery.wire.api_messages import Messages
+from rookery.wire.api_messages import Messages, lease_ms_of
+from rookery.wire.api_queues import PolicyPriority
 from rookery.wire.api_streams import Streams
 from rookery.wire.http_auth import refuse_other_sites
 from rookery.wire.http_call import Call
@@ -98,17 +99,24 @@ class Push:
         credit: Many = CREDIT,
         lease_ms: Lasting | None = None,
         after: str = "",
+        priority: PolicyPriority = 0,
+        consumer: Short = "",
+        create: bool = True,
+        packed: bool = False,
     ) -> object:
         """The messages of a queue as server-sent events, or, upgraded, over a WebSocket. `Last-Event-ID` or `after`
         goes on where a broken connection ended.
 
         With `ack=explicit` each message has a tag or lease to settle it by, and at most `credit` of them are out at a
-        time, each for `lease_ms`.
+        time, each for `lease_ms`. Readers of higher `priority` are served first; the name of a `consumer` keeps its
+        share of a queue that distributes by key. `packed` is how Rookery's client gets messages over a WebSocket;
+        without `create`, a queue that is not there is an error.
         """
-        queue = self._rest.queue(call, name, FACE, "read")
+        queue = self._rest.queue(call, name, FACE, "read") if create else self._rest.existing(call, name, "read")
         target = queue_target(self._messages, name)
-        wish = _Wish(ack, credit, lease_ms or self._rest.options.lease_ms, last_id(call) or after)
-        return self._open(call, lambda: self._of_queue(call, queue, "", wish), target, wish.explicit)
+        lease_ms = lease_ms or lease_ms_of(queue) or self._rest.options.lease_ms
+        wish = _Wish(ack, credit, lease_ms, last_id(call) or after, priority, consumer)
+        return self._open(call, lambda: self._of_queue(call, queue, "", wish), target, wish.explicit, packed)
 
     def topic(
         self,
@@ -178,7 +186,9 @@ class Push:
         credit = wish.credit if wish.explicit else 0
         if call.upgrading and not wish.explicit:
             credit = int(UNCONFIRMED_MAX)
-        return QueueSource(session, credit, wish.lease_ms, prefix, after)
+        source = QueueSource(session, credit, wish.lease_ms, prefix, after)
+        source.introduce(wish.priority, wish.consumer)
+        return source
 
     def _topic_queue(self, call: Call, topic: str, routing_key: str, known: str, named: bool) -> Queue:
         """The queue behind a topic's reader: the one it had, else a new one that goes some time after it."""
@@ -201,20 +211,24 @@ class Push:
         call.lasting()
         return queue
 
-    def _open(self, call: Call, make: Callable[[], Source], target: Target, explicit: bool) -> object:
+    def _open(
+        self, call: Call, make: Callable[[], Source], target: Target, explicit: bool, packed: bool = False
+    ) -> object:
         if call.method == "HEAD":
             make().stop()
             return Answer(200, Content(b"", EVENTS))
         if is_websocket(call):
-            self._open_socket(call, make, target, explicit)
+            self._open_socket(call, make, target, explicit, packed)
         else:
             Events(self, call, make(), explicit)
         return LATER
 
-    def _open_socket(self, call: Call, make: Callable[[], Source], target: Target, explicit: bool) -> None:
+    def _open_socket(
+        self, call: Call, make: Callable[[], Source], target: Target, explicit: bool, packed: bool
+    ) -> None:
         agree(call)
         source = make()
-        socket = Socket(call, source, explicit, plain, self.left)
+        socket = Socket(call, source, explicit, plain, self.left, self._messages.packed if packed else None)
         socket.operations = Operations(call, source, target, self._messages, self._rest.router.count)
         call.headers.clear()
         call.upgrade(socket)
@@ -228,11 +242,13 @@ class Push:
 class _Wish:
     """How a reader of a queue wants to read."""
 
-    def __init__(self, ack: Acks, credit: int, lease_ms: int, seen: str) -> None:
+    def __init__(self, ack: Acks, credit: int, lease_ms: int, seen: str, priority: int = 0, consumer: str = "") -> None:
         self.explicit = ack == "explicit"
         self.credit = credit
         self.lease_ms = lease_ms
         self.seen = seen
+        self.priority = priority
+        self.consumer = consumer
 
 
 def is_websocket(call: Call) -> bool:

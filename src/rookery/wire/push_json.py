@@ -29,6 +29,8 @@ class MessageWriter:
     def __init__(self, shard: Shard, plain: Any) -> None:
         self._shard = shard
         self._plain = plain
+        # makes bytes of a delivery, for Rookery's own client
+        self.packed: Any = None
         self._queue = ""
         self._queue_json = b""
         self._route: Route | None = None
@@ -40,6 +42,9 @@ class MessageWriter:
 
     def delivery(self, w: BytesWriter, entry: Entry, lease: Lease, with_lease: bool) -> None:
         """A message under lease; who is not to settle it is not told the lease."""
+        if self.packed is not None:
+            w.write(b'{"packed":"%b"}' % base64.b64encode(self.packed(entry, lease)))
+            return
         message = entry.message
         w.write(b'{"attempt":%d,"enqueued_ms":%d' % (int(lease.attempt), int(entry.enqueued_ms)))
         if with_lease:

@@ -47,7 +47,7 @@ _BEGIN: Final = b'{"type":"messages","messages":['
 class Socket(Reader):
     """See the module's docstring. `left` is called when the reader is gone."""
 
-    def __init__(self, call: Call, source: Source, show_lease: bool, plain: Any, left: Any) -> None:
+    def __init__(self, call: Call, source: Source, show_lease: bool, plain: Any, left: Any, packed: Any = None) -> None:
         connection = call.connection
         assert connection is not None
         self._call = call
@@ -60,6 +60,7 @@ class Socket(Reader):
         self._decoder = Decoder(connection.face.body_max_bytes)
         self._counted_bytes: i64 = 0
         self._writer = MessageWriter(connection.shard, plain)
+        self._writer.packed = packed
         self._batch = BytesWriter()
         self._open = False
         self._gone = False
@@ -163,7 +164,9 @@ class Socket(Reader):
 
     def _heed(self, opcode: i64, payload: bytes) -> None:
         if opcode == websocket.CLOSE:
-            code = websocket.read_close(payload)[0]
+            code, reason = websocket.read_close(payload)
+            if code == websocket.NORMAL and reason:
+                self._source.left_after(reason)
             self._say_farewell(websocket.NORMAL if code == websocket.NO_CODE else code, "")
             self._agreed = True
             self._call.touch()

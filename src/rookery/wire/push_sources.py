@@ -27,6 +27,7 @@ from rookery.core.shard import check_subscriptions
 from rookery.core.stream import Stream
 from rookery.errors import GroupFenced, InUse, InvalidArgument, LimitExceeded, OffsetOutOfRange
 from rookery.model import NEVER, Message
+from rookery.wire.packed import NONE_SEEN
 
 CONFIRM_MS: Final[i64] = 5_000
 UNCONFIRMED_MAX: Final[i64] = 1_000
@@ -76,6 +77,9 @@ class Source:
     def done_through(self, id: str) -> int:
         """The reader is done with everything up to the message of that id: how many that were."""
         raise NotImplementedError
+
+    def left_after(self, id: str) -> None:
+        """The reader leaves for good, and the message of that id is the last it has seen."""
 
     def set_credit(self, credit: i64) -> None:
         """From now on, have so many messages out that the reader is not done with."""
@@ -222,6 +226,11 @@ class QueueSource(Source):
         self._reader: Reader | None = None
         self._taker = _Taker(self, session.queue, credit, lease_ms if session.explicit else 0)
 
+    def introduce(self, priority: i64, name: str) -> None:
+        """Who reads, for a queue that makes a difference."""
+        self._taker.priority = priority
+        self._taker.name = name
+
     def start(self, reader: Reader) -> None:
         session = self._session
         earlier = session.source
@@ -267,6 +276,12 @@ class QueueSource(Source):
         if known != self._session.name or not is_number(number) or int(number) > self._session.last:
             raise InvalidArgument(f"{id[:100]!r} is no id of a message sent here", argument="through")
         return self._session.ack_through(int(number))
+
+    def left_after(self, id: str) -> None:
+        known, _, number = id.removeprefix(self._prefix).rpartition(":")
+        if id == NONE_SEEN or (known == self._session.name and is_number(number)):
+            self._session.queue.unsubscribe(self._taker)
+            self._session.go_on_after(0 if id == NONE_SEEN else int(number))
 
     def set_credit(self, credit: i64) -> None:
         if not self._session.explicit:

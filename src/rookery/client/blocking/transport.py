@@ -20,7 +20,7 @@ from rookery.client.address import Address, addresses
 from rookery.client.answers import error_of, is_passing
 from rookery.client.http import BrokenAnswer, Incoming, Request, target_of
 from rookery.client.retrying import RetryPolicy
-from rookery.client.sockets import Pause, Slots, Socket
+from rookery.client.sockets import Pause, Slots, Socket, GivenUp, Hold
 from rookery.errors import BrokerClosed, BrokerUnreachable, InvalidArgument, InvalidType, NotInitialized
 
 JSON: Final = "application/json"
@@ -54,6 +54,8 @@ class Transport:
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise InvalidType(f"retry must be a RetryPolicy, not {type(retry).__name__}", argument="retry")
         self.retry = retry or RetryPolicy()
+        # how often a connection broke
+        self.breaks = 0
         self._addresses = addresses(url, api_key=api_key, ca_file=ca_file, tls=tls)
         self._at = 0
         self._timeout_sec = timeout_ms / 1000
@@ -120,10 +122,12 @@ class Transport:
         content_type: str = JSON,
         wait_ms: int = 0,
         retry: RetryPolicy | None = None,
+        hold: Hold | None = None,
     ) -> Any:
         """Ask, again if need be, and return the answer's value: JSON decoded, anything else as bytes.
 
-        `body` is sent as JSON, or, when it is bytes, as it is. `wait_ms` is how long the broker may wait by itself.
+        `body` is sent as JSON, or, when it is bytes, as it is. `wait_ms` is how long the broker may wait by itself; by
+        its `hold`, such a request can be given up from elsewhere.
         """
         asked = self._request(method, path, body, query, headers, content_type)
         policy = retry or self.retry
@@ -131,11 +135,13 @@ class Transport:
         while True:
             try:
                 if wait_ms:
-                    answer = self._ask(asked, wait_ms / 1000)
+                    answer = self._ask(asked, wait_ms / 1000, hold)
                 else:
                     with self._slots:
                         answer = self._ask(asked, 0)
             except OSError as error:
+                if hold is not None and hold.over:
+                    raise GivenUp from None
                 self._wait(pauses, asked, error, policy)
                 continue
             content = answer.take()
@@ -175,6 +181,40 @@ class Transport:
             ):
                 raise refused
 
+    def upgrade(self, path: str, query: dict[str, object], headers: dict[str, str]) -> tuple[Socket, bytes]:
+        """Ask once for another protocol: a connection that speaks it from now on, and what came already.
+
+        OSError when the connection breaks, and the broker's error when it refuses. `release` it in the end.
+        """
+        asked = self._request("GET", path, NOTHING, query, headers, JSON)
+        socket = self._fresh()
+        answer = Incoming()
+        try:
+            socket.send(asked.encode(socket.address), self._timeout_sec)
+            while not answer.done:
+                answer.feed(socket.receive(self._timeout_sec))
+        except BaseException:
+            self._leave(socket, False)
+            raise
+        if answer.behind is None or answer.status != 101:
+            self._leave(socket, answer.keep)
+            raise error_of(answer.status, answer.take())
+        return socket, answer.behind
+
+    def release(self, socket: Socket) -> None:
+        """Have done with a connection that was upgraded."""
+        self._leave(socket, False)
+
+    def rest(self, pauses: Iterator[float]) -> bool:
+        """The next pause after a break, at the next endpoint; False when there is none left."""
+        self.breaks += 1
+        pause = next(pauses, None)
+        if pause is None:
+            return False
+        self._turn_away()
+        self._stopping.sleep(pause)
+        return not self._closed
+
     def _request(
         self,
         method: str,
@@ -200,21 +240,26 @@ class Transport:
 
     # One try
 
-    def _ask(self, asked: Request, wait_sec: float) -> Incoming:
+    def _ask(self, asked: Request, wait_sec: float, hold: Hold | None = None) -> Incoming:
         """Send a request and take its whole answer."""
         while True:
             socket, kept = self._connection()
             answer = Incoming()
+            if hold is not None:
+                hold.take(socket)
             try:
                 socket.send(asked.encode(socket.address), self._timeout_sec)
                 while not answer.done:
                     answer.feed(socket.receive(self._timeout_sec + wait_sec))
             except (ConnectionError, BrokenAnswer):
-                if kept and not answer.heard and not self._closed:
+                self.breaks += 1
+                if kept and not answer.heard and not self._closed and (hold is None or not hold.over):
                     # closed while it was idle
                     continue
                 raise
             finally:
+                if hold is not None:
+                    hold.leave(socket)
                 self._leave(socket, answer.done and answer.keep)
             return answer
 
@@ -243,13 +288,17 @@ class Transport:
         while (kept := self._kept()) is not None:
             if not kept.stale:
                 return kept, True
+            self.breaks += 1
             self._leave(kept, False)
+        return self._fresh(), False
+
+    def _fresh(self) -> Socket:
         socket = Socket.open(self.address, self._timeout_sec)
         self._open.add(socket)
         if self._closed:
             self._leave(socket, False)
             raise ConnectionAbortedError("the client was closed")
-        return socket, False
+        return socket
 
     def _kept(self) -> Socket | None:
         try:
@@ -269,6 +318,7 @@ class Transport:
     def _wait(self, pauses: Iterator[float], asked: Request, error: OSError, policy: RetryPolicy) -> None:
         """The connection broke: go on with the next endpoint after a pause, or give up."""
         self._check_open()
+        self.breaks += 1
         pause = next(pauses, None)
         where = self.address.url
         if pause is None:
@@ -278,12 +328,15 @@ class Transport:
                 argument="url",
             ) from error
         _log.warning("%s: %s: trying again", where, error)
-        self._at = (self._at + 1) % len(self._addresses)
-        # the connections to the endpoint that failed are not to be used at the next
-        while (kept := self._kept()) is not None:
-            self._leave(kept, False)
+        self._turn_away()
         self._stopping.sleep(pause)
         self._check_open()
+
+    def _turn_away(self) -> None:
+        """Go on with the next endpoint, and without the connections to the one that failed."""
+        self._at = (self._at + 1) % len(self._addresses)
+        while (kept := self._kept()) is not None:
+            self._leave(kept, False)
 
     def _pause(self, pauses: Iterator[float], answer: Incoming) -> bool:
         """The broker asks for patience; False when it has had all there is."""

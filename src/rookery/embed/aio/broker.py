@@ -528,7 +528,9 @@ class AsyncBroker:
                 raise InvalidType("a handler must be callable", argument="handler")
             # what is visible where the decorator is applied
             names = sys._getframe(1).f_locals
-            handler = AsyncHandler(self._context, queue, function, concurrency, settings, names)
+            handler = AsyncHandler(
+                self._engine, queue, function, concurrency, settings, names, self._context.note_panic
+            )
             if self._running:
                 self._serve(handler)
             self._handlers.append(handler)

@@ -1,7 +1,8 @@
 """Handlers: functions that are called for each message of a queue, with the body as the type they ask for.
 
 The handler returns: the message is acked (and answered, when it asked for a reply). It raises: the message is retried
-by the queue's rule, or rejected when it raised `Reject` or the body is not what it asks for.
+by the queue's rule, or rejected when it raised `Reject` or the body is not what it asks for. Deliveries are those of
+an embedded broker or of a client.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import Any
 
 import msgspec
 
-from rookery import properties
-from rookery.embed.aio.deliveries import AsyncDelivery, AsyncQueueSubscription
-from rookery.embed.context import Context
-from rookery.embed.engine import AsyncEngine
+from rookery.embed.aio.deliveries import AsyncDelivery
 from rookery.embed.messages import Message
+from rookery.embed.workers import AsyncWorkers
 from rookery.errors import BrokerClosed, InvalidType, LeaseLost, Reject
 
 
@@ -26,38 +25,42 @@ class AsyncHandler:
 
     def __init__(
         self,
-        context: Context[AsyncEngine],
+        workers: AsyncWorkers,
         queue: str,
         function: Callable[..., Any],
         concurrency: int,
         settings: Mapping[str, object],
         names: Mapping[str, Any],
+        note_panic: Callable[[BaseException], None],
+        kinds: tuple[type, ...] = (AsyncDelivery,),
     ) -> None:
-        context.engine.check_handler(function)
-        self.context = context
+        workers.check_handler(function)
         self.queue = queue
         self.function = function
         self.concurrency = concurrency
         self.settings = settings
         self.started = False
-        self._argument = argument_of(wanted_type(function, names))
+        self._workers = workers
+        self._note_panic = note_panic
+        self._argument = argument_of(wanted_type(function, names), kinds)
 
-    async def run(self, subscription: AsyncQueueSubscription) -> None:
+    async def run(self, subscription: Any) -> None:
         """Handle one delivery after the other until the subscription ends."""
         async for delivery in subscription:
             try:
-                await self._handle(delivery)
+                await self.handle(delivery)
             except (LeaseLost, BrokerClosed):
                 continue
 
-    async def _handle(self, delivery: AsyncDelivery) -> None:
+    async def handle(self, delivery: Any) -> None:
+        """Call the function for a delivery, and settle it by what comes of that."""
         try:
             argument = self._argument(delivery)
         except (ValueError, TypeError) as error:
             await delivery.reject(f"{type(error).__name__}: {error}")
             return
         try:
-            result = await self.context.engine.call(self.function, argument)
+            result = await self._workers.call(self.function, argument)
         except Reject as unfit:
             await delivery.reject(str(unfit))
         except Exception as error:  # noqa: BLE001 (whatever a handler raises means: try again)
@@ -69,11 +72,11 @@ class AsyncHandler:
         else:
             await self._finish(delivery, result)
 
-    async def _finish(self, delivery: AsyncDelivery, result: object) -> None:
+    async def _finish(self, delivery: Any, result: object) -> None:
         if not delivery.live:
             return
         try:
-            if properties.reply_to(delivery.lease.entry.message.props):
+            if delivery.reply_to:
                 await delivery.reply(result)
             else:
                 await delivery.ack()
@@ -82,16 +85,16 @@ class AsyncHandler:
         except Exception as error:  # noqa: BLE001 (the result cannot be sent: the handler has failed)
             await self._fail(delivery, error)
 
-    async def _fail(self, delivery: AsyncDelivery, error: Exception) -> None:
-        self.context.note_panic(error)
+    async def _fail(self, delivery: Any, error: Exception) -> None:
+        self._note_panic(error)
         await delivery.retry(reason=f"{type(error).__name__}: {error}")
 
 
-def argument_of(wanted: Any) -> Callable[[AsyncDelivery], Any]:
-    """What a handler whose parameter has this type is called with; None stands for no type."""
+def argument_of(wanted: Any, kinds: tuple[type, ...] = (AsyncDelivery,)) -> Callable[[Any], Any]:
+    """What a handler whose parameter has this type is called with; None stands for no type, `kinds` are deliveries."""
     if wanted is None or wanted is Any:
         return lambda delivery: delivery.data
-    if wanted is AsyncDelivery:
+    if any(wanted is kind for kind in kinds):
         return lambda delivery: delivery
     if wanted is Message:
         return lambda delivery: delivery.message

@@ -229,6 +229,7 @@ class AsyncStream:
         """Offer a record's message to the queues that its exchange leads to; 1 if there are any (within a turn)."""
         tenant = self._context.tenant
         stored = record.stored
+        assert stored is not None
         exchange = tenant.exchanges.get(stored.route.exchange)
         if exchange is None or exchange is tenant.default:
             exchange = tenant.exchanges[TOPICS]

@@ -518,7 +518,9 @@ class Broker:
                 raise InvalidType("a handler must be callable", argument="handler")
             # what is visible where the decorator is applied
             names = sys._getframe(1).f_locals
-            handler = Handler(self._context, queue, function, concurrency, settings, names)
+            handler = Handler(
+                self._engine, queue, function, concurrency, settings, names, self._context.note_panic
+            )
             if self._running:
                 self._serve(handler)
             self._handlers.append(handler)

@@ -68,6 +68,11 @@ class Delivery:
         return self._message
 
     @property
+    def reply_to(self) -> str:
+        """Where an answer is waited for; empty when none is asked for."""
+        return properties.reply_to(self.lease.entry.message.props) or ""
+
+    @property
     def attempt(self) -> int:
         """1 for the first delivery."""
         return int(self.lease.attempt)

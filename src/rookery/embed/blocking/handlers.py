@@ -2,7 +2,8 @@
 """Handlers: functions that are called for each message of a queue, with the body as the type they ask for.
 
 The handler returns: the message is acked (and answered, when it asked for a reply). It raises: the message is retried
-by the queue's rule, or rejected when it raised `Reject` or the body is not what it asks for.
+by the queue's rule, or rejected when it raised `Reject` or the body is not what it asks for. Deliveries are those of
+an embedded broker or of a client.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from typing import Any
 
 import msgspec
 
-from rookery import properties
-from rookery.embed.blocking.deliveries import Delivery, QueueSubscription
-from rookery.embed.context import Context
-from rookery.embed.engine import Engine
+from rookery.embed.blocking.deliveries import Delivery
 from rookery.embed.messages import Message
+from rookery.embed.workers import Workers
 from rookery.errors import BrokerClosed, InvalidType, LeaseLost, Reject
 
 
@@ -27,38 +26,42 @@ class Handler:
 
     def __init__(
         self,
-        context: Context[Engine],
+        workers: Workers,
         queue: str,
         function: Callable[..., Any],
         concurrency: int,
         settings: Mapping[str, object],
         names: Mapping[str, Any],
+        note_panic: Callable[[BaseException], None],
+        kinds: tuple[type, ...] = (Delivery,),
     ) -> None:
-        context.engine.check_handler(function)
-        self.context = context
+        workers.check_handler(function)
         self.queue = queue
         self.function = function
         self.concurrency = concurrency
         self.settings = settings
         self.started = False
-        self._argument = argument_of(wanted_type(function, names))
+        self._workers = workers
+        self._note_panic = note_panic
+        self._argument = argument_of(wanted_type(function, names), kinds)
 
-    def run(self, subscription: QueueSubscription) -> None:
+    def run(self, subscription: Any) -> None:
         """Handle one delivery after the other until the subscription ends."""
         for delivery in subscription:
             try:
-                self._handle(delivery)
+                self.handle(delivery)
             except (LeaseLost, BrokerClosed):
                 continue
 
-    def _handle(self, delivery: Delivery) -> None:
+    def handle(self, delivery: Any) -> None:
+        """Call the function for a delivery, and settle it by what comes of that."""
         try:
             argument = self._argument(delivery)
         except (ValueError, TypeError) as error:
             delivery.reject(f"{type(error).__name__}: {error}")
             return
         try:
-            result = self.context.engine.call(self.function, argument)
+            result = self._workers.call(self.function, argument)
         except Reject as unfit:
             delivery.reject(str(unfit))
         except Exception as error:  # noqa: BLE001 (whatever a handler raises means: try again)
@@ -70,11 +73,11 @@ class Handler:
         else:
             self._finish(delivery, result)
 
-    def _finish(self, delivery: Delivery, result: object) -> None:
+    def _finish(self, delivery: Any, result: object) -> None:
         if not delivery.live:
             return
         try:
-            if properties.reply_to(delivery.lease.entry.message.props):
+            if delivery.reply_to:
                 delivery.reply(result)
             else:
                 delivery.ack()
@@ -83,16 +86,16 @@ class Handler:
         except Exception as error:  # noqa: BLE001 (the result cannot be sent: the handler has failed)
             self._fail(delivery, error)
 
-    def _fail(self, delivery: Delivery, error: Exception) -> None:
-        self.context.note_panic(error)
+    def _fail(self, delivery: Any, error: Exception) -> None:
+        self._note_panic(error)
         delivery.retry(reason=f"{type(error).__name__}: {error}")
 
 
-def argument_of(wanted: Any) -> Callable[[Delivery], Any]:
-    """What a handler whose parameter has this type is called with; None stands for no type."""
+def argument_of(wanted: Any, kinds: tuple[type, ...] = (Delivery,)) -> Callable[[Any], Any]:
+    """What a handler whose parameter has this type is called with; None stands for no type, `kinds` are deliveries."""
     if wanted is None or wanted is Any:
         return lambda delivery: delivery.data
-    if wanted is Delivery:
+    if any(wanted is kind for kind in kinds):
         return lambda delivery: delivery
     if wanted is Message:
         return lambda delivery: delivery.message
