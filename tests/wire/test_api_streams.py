@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rookery.clock import ManualClock
+from rookery.store.file import FileMedium
 from rookery.store.schema import SCHEMA
 from tests.wire.api_client import API, ARROW, LINES, claim, ok, publish, refused
-from tests.wire.http_world import World, world
+from tests.wire.http_world import ADMIN, World, request, world
 
 
 @pytest.fixture(scope="module")
@@ -549,6 +550,40 @@ def test_what_was_answered_survives_the_process(tmp_path: Path) -> None:
         assert values(web.admin, url) == [1, 2, 3]
         cut = ok(web.admin.get(f"{API}/queues/q/cuts/c/1"))
         assert [row["message"] for row in cut["messages"]] == [0, 1]
+
+
+def test_cuts_are_listed_once_they_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    going = threading.Event()
+    going.set()
+    plain = FileMedium._append
+
+    def held(medium: Any, *arguments: Any) -> None:
+        going.wait(60)
+        plain(medium, *arguments)
+
+    monkeypatch.setattr(FileMedium, "_append", held)
+    with world(tmp_path, store_backend="journal") as web, web.connect() as cutting, web.connect() as listing:
+        publish(web.admin, "q", 1, 2)
+        going.clear()
+        more = {"Authorization": f"Bearer {ADMIN}", "Content_Type": "application/json"}
+        cutting.send(request("POST", f"{API}/queues/q/cuts", b'{"consumer":"c"}', **more))
+        while not web.inside(lambda server: server.engine.shard.cuts._queues):
+            pass
+        listing.send(request("GET", f"{API}/queues/q/cuts", Authorization=f"Bearer {ADMIN}"))
+        while not web.inside(
+            lambda server: len(server.engine.shard.cuts._queues) and len(server._web.face.connections) > 2
+        ):
+            pass
+        for _ in range(3):
+            ok(web.client.get("/health"))
+        listing.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listing.sock.recv(1)
+        listing.sock.settimeout(60)
+        going.set()
+        status, _, content = listing.answer()
+        assert (status, b'"cuts":{"1":2}' in content) == (200, True), content
+        assert cutting.answer()[0] == 200
 
 
 # The broker's own stream

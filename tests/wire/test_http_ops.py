@@ -232,6 +232,15 @@ def _events(raw: Any, count: int) -> list[str]:
     return [f"{event}\n\n" for event in text.split("\n\n")[:-1]]
 
 
+def test_a_head_request_for_the_oldest_events_consumes_nothing(web: World) -> None:
+    client = web.large("looking")
+    client.post("/api/v1/queues/q/publish", json={"message": 1})
+    answer = client.head("/consume?queue=q")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    found = client.get("/api/v1/queues/q/stats").json()
+    assert (found["consumers"], found["ready"]) == (0, 1)
+
+
 def test_a_stream_ends_with_its_queue_and_with_its_reader(web: World) -> None:
     client = web.large("ending")
     client.post("/create", json={"exchange": "e", "exchange_type": "fanout", "queue": "q"})

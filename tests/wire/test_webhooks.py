@@ -18,7 +18,7 @@ from rookery import properties, webhooks
 from rookery.core import definitions, streams
 from rookery.core.shard import Shard
 from rookery.properties import Properties
-from rookery.webhooks import network
+from rookery.webhooks import dispatcher, network
 from tests.wire.http_world import World, world
 from tests.wire.receiver import Arrived, Receiver, receiving
 
@@ -191,6 +191,18 @@ def test_an_endpoint_that_asks_to_wait_is_left_alone_and_the_attempt_does_not_co
     assert until(lambda: web.admin.get(f"{HOOKS}/{made['id']}").json()["state"] == "active")
 
 
+def test_a_message_that_is_asked_to_wait_for_ever_is_a_dead_letter_in_the_end(
+    web: World, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "WAIT_MAX_MS", -1)
+    web.admin.put(f"{QUEUES}/q", json={"max_attempts": 2, "backoff_base_ms": 0})
+    receiver.answer = lambda call: (429, {"Retry-After": "100"})
+    on_queue(web, receiver.url)
+    publish(web, f"{QUEUES}/q", 1)
+    assert [receiver.next().headers["x-rookery-attempt"] for _ in range(2)] == ["1", "2"]
+    until(lambda: stats(web, "q")["dlq_size"] == 1)
+
+
 def later(seconds: int) -> str:
     return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + seconds))
 
@@ -325,6 +337,20 @@ def test_cloud_events(web: World, receiver: Receiver) -> None:
     assert base64.b64decode(event["data_base64"]) == b"\xff\x00"
     assert event["id"] == "ä\n1"
     webhooks.verify(made["secret"], call.headers, call.body)
+
+
+def test_a_body_that_only_says_it_is_json_is_called_with_all_the_same(web: World, receiver: Receiver) -> None:
+    on_queue(web, receiver.url, format="cloudevents")
+
+    def work(server: Any) -> None:
+        shard = server.engine.shard
+        props = properties.encode(Properties(content_type="application/json"))
+        shard.publish(shard.tenants["default"], "", "q", props, b'{"a":"\xff"}')
+
+    web.inside(work)
+    event = json.loads(receiver.next().body)
+    assert base64.b64decode(event["data_base64"]) == b'{"a":"\xff"}'
+    until(lambda: stats(web, "q")["acked"] == 1)
 
 
 def test_cloud_events_in_headers(web: World, receiver: Receiver) -> None:

@@ -4,7 +4,7 @@
 |---|---|
 | 2xx | ack |
 | 410 | gone: the webhook is ended |
-| 429 or 503 with `Retry-After` | wait: the message is released, the endpoint left alone for so long |
+| 429 or 503 with `Retry-After` | wait: the message is released, the endpoint left alone for so long; at last failed |
 | 301, 302, 307, 308 | the same request goes to the new address, checked again, up to three times |
 | anything else, no answer in time, no connection | failed: retry with the queue's backoff, then a dead letter |
 """
@@ -118,7 +118,7 @@ def _data(kind: str, body: bytes) -> dict[str, Any]:
         try:
             _decode(body)
             return {"data": msgspec.Raw(body)}
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     try:
         return {"data": body.decode()}

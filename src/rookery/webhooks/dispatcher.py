@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 FAILURES_MAX: Final = 5
 REST_MS: Final = 5_000
 REST_MAX_MS: Final = 300_000
+WAIT_MAX_MS: Final = 86_400_000
+"""How long after it entered its queue a message is given back uncounted when the endpoint asks to wait."""
+
 LOG_MAX: Final = 100
 """Calls that are remembered, of each webhook."""
 
@@ -104,7 +107,9 @@ class Hook:
             queue.ack(lease)
         else:
             self.failed += 1
-            if result.outcome == "failed":
+            # one that is asked to wait for ever is not held back for ever
+            waited_ms = int(self._dispatcher.shard.wall_ms - lease.entry.enqueued_ms)
+            if result.outcome == "failed" or (result.outcome == "wait" and waited_ms > WAIT_MAX_MS):
                 queue.retry(lease, -1, f"{result.status or 'no answer'}: {result.text}"[:255])
             else:
                 queue.release(lease)
@@ -185,9 +190,9 @@ class Hook:
 
     async def send(self, sent: Outgoing) -> Result:
         """Make one call, and write down how it went."""
-        headers, body = request(self.webhook, self.tenant, sent, int(time.time()))
         at_ms = int(self._dispatcher.shard.wall_ms)
         try:
+            headers, body = request(self.webhook, self.tenant, sent, int(time.time()))
             result = await call(self.connections, self.webhook, headers, body)
         except Exception as error:  # noqa: BLE001 - whatever a peer provokes must not end the deliveries
             self._dispatcher.log.error("webhook", tenant=self.tenant, id=self.webhook.id, error=repr(error))

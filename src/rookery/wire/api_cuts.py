@@ -90,13 +90,14 @@ class CutRoutes:
         number, leases = self._cuts.cut(queue, body.consumer, body.after, body.max)
         return self._api.after(call, lambda: CutMade(body.consumer, number, len(leases)))
 
-    def all(self, call: Call, name: Name) -> CutList:
+    def all(self, call: Call, name: Name) -> object:
         """Who cuts a queue, and the cuts that are open."""
         queue = self._api.rest.existing(call, name, "read")
         rows = self._cuts.describe(queue)
-        return CutList(
+        shown = CutList(
             [CutConsumer(row["consumer"], row["acked"], {str(n): c for n, c in row["cuts"].items()}) for row in rows]
         )
+        return self._api.after(call, lambda: shown)
 
     def read(
         self,

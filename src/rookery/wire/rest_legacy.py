@@ -17,7 +17,7 @@ from rookery.errors import AccessRefused, QueueNotFound, RookeryError
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_errors import Error
-from rookery.wire.http_routes import LATER, Content, Router, decode_json, parse_query
+from rookery.wire.http_routes import LATER, Answer, Content, Router, decode_json, parse_query
 from rookery.wire.rest import Rest
 from rookery.wire.rest_ops import Operations, Stats
 from rookery.wire.rest_s0 import (
@@ -119,6 +119,8 @@ class Legacy:
     def consume(self, call: Call, queue: NeededName = "") -> object:
         """The messages of a queue as server-sent events; a message is done with when it is sent."""
         found = self._rest.existing(call, queue, "read")
+        if call.method == "HEAD":
+            return Answer(200, Content(b"", EVENTS))
         _Events(call, self._rest.shard.subscribe(found, CREDIT, 0))
         return LATER
 
