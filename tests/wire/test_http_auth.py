@@ -155,7 +155,9 @@ def test_every_route_but_the_open_ones_needs_a_credential(web: World) -> None:
                 rightless = none.request(method, url + query, json=_fitting(method, path))
                 # these show everyone what is theirs
                 lists = ("queues", "exchanges", "streams", "bindings", "webhooks")
-                shown = path in ("/add_publisher", "/add_consumer", "/api/v1/stats", "/api/v1/insights") or "keys" in path
+                shown = (
+                    path in ("/add_publisher", "/add_consumer", "/api/v1/stats", "/api/v1/insights") or "keys" in path
+                )
                 allowed = shown or (method == "get" and path.removeprefix("/api/v1/") in lists)
                 assert (rightless.status_code == 403) is not allowed, (method, path, rightless.text)
     assert tried > 30
