@@ -140,6 +140,14 @@ def test_subscribe_runs_a_program(cli: Cli, name: str) -> None:
     assert (stats["acked"], stats["retried"], stats["delayed"] + stats["ready"]) == (1, 1, 1)
 
 
+@pytest.mark.long
+def test_a_program_may_take_longer_than_the_lease(cli: Cli, name: str) -> None:
+    cli.call("publish", name, "1")
+    cli.pipe("subscribe", name, "--exec", "sleep 9", "--lease", "4s", "--max", "1")
+    stats = cli.json("queues", "show", name)["stats"]
+    assert (stats["acked"], stats["lapsed"], stats["delivered"]) == (1, 0, 1)
+
+
 def test_subscribe_to_a_topic_and_a_stream(cli: Cli, name: str) -> None:
     cli.call("streams", "create", name)
     cli.call("publish", name, "--to", "stream", input="1\n2\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ import typer
 from rookery.cli.commands import Max, command, single, time_option
 from rookery.cli.completing import queue_names
 from rookery.cli.output import NOT_THERE, Columns, ago
-from rookery.cli.session import Session
+from rookery.cli.session import PAGE, Session
 from rookery.errors import LeaseLost
 
 claim = single()
@@ -46,13 +47,15 @@ def claim_(
     A message is yours until its lease lapses, and is then tried again: settle it before, with `rookery settle` and the
     `lease` of its line. With --ack it is acked when it has been printed. Exit code 3 when there was nothing to claim.
     """
-    wanted: dict[str, Any] = {"max": min(max, CLAIM_MAX), "wait_ms": min(wait, WAIT_MAX_MS)}
-    if lease is not None:
-        wanted["lease_ms"] = lease
+    more = {} if lease is None else {"lease_ms": lease}
     count = 0
     while count < max:
-        wanted["max"] = min(max - count, CLAIM_MAX)
-        found = at.post("/queues/{}/claim", queue, body=wanted, wait_ms=wanted["wait_ms"])["deliveries"]
+        wait_ms = 0 if count else min(wait, WAIT_MAX_MS)
+        wanted = {"max": min(max - count, CLAIM_MAX), "wait_ms": wait_ms, **more}
+        found = at.post("/queues/{}/claim", queue, body=wanted, wait_ms=wait_ms)["deliveries"]
+        wait -= wait_ms
+        if not found and wait and not count:
+            continue
         if not found:
             break
         for delivery in found:
@@ -60,7 +63,6 @@ def claim_(
         if ack:
             settle_all(at, queue, [delivery["lease"] for delivery in found], {"outcome": "ack"})
         count += len(found)
-        wanted["wait_ms"] = 0
     if not count:
         raise typer.Exit(NOT_THERE)
 
@@ -99,8 +101,8 @@ def peek_(
     max: Max = 20,
 ) -> None:
     """Look at messages of a queue, in order, and leave them as they are. With --json, a line each."""
-    found = at.get("/queues/{}/messages", queue, state=state, limit=min(max, CLAIM_MAX))
-    show(at, found["messages"], f"Nothing is {state} in queue {queue}.")
+    found = at.pages("/queues/{}/messages", "messages", queue, state=state, limit=min(max, PAGE))
+    show(at, list(islice(found, max)), f"Nothing is {state} in queue {queue}.")
 
 
 def show(at: Session, messages: list[Any], empty: str) -> None:

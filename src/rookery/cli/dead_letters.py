@@ -7,6 +7,8 @@ will do as well, and then stands for everything in it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -34,7 +36,6 @@ Filter = Annotated[
     ),
 ]
 FILTERS: Final = ("reason", "detail", "origin", "routing_key", "id", "within", "before", "header.NAME")
-PAGE: Final = 1_000
 
 
 def _died(row: Any, name: str) -> Any:
@@ -79,7 +80,7 @@ def list_(
         at.out.table(rows, columns, empty="There are no dead letters.")
         return
     place, origin = _place(at, queue)
-    at.out.table(_letters(at, place, origin)[:max], COLUMNS, empty=f"Nothing that died in {queue} is kept.")
+    at.out.table(islice(_letters(at, place, origin), max), COLUMNS, empty=f"Nothing that died in {queue} is kept.")
 
 
 @command(
@@ -92,7 +93,7 @@ def show(at: Session, queue: Name, id: Annotated[str, typer.Argument(metavar="ID
         if letter["message_id"] == id:
             at.out.record(letter)
             return
-    raise NotFound(f"no dead letter {id} among the first {PAGE} of {place}", argument="ID")
+    raise NotFound(f"no dead letter {id} in {place}", argument="ID")
 
 
 @command(
@@ -188,9 +189,10 @@ def _place(at: Session, name: str) -> tuple[str, str | None]:
     return kept, name
 
 
-def _letters(at: Session, place: str, origin: str | None) -> list[Any]:
-    found = at.get("/queues/{}/messages", place, limit=PAGE)["messages"]
-    return [row for row in found if origin is None or _died(row, "queue") == origin]
+def _letters(at: Session, place: str, origin: str | None) -> Iterator[Any]:
+    for row in at.pages("/queues/{}/messages", "messages", place):
+        if origin is None or _died(row, "queue") == origin:
+            yield row
 
 
 def _where(filters: list[str]) -> dict[str, Any]:

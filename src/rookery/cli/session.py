@@ -105,11 +105,11 @@ class Session:
         reason = (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
         return BrokerUnreachable(f"no broker answers at {self.transport.address.url}: {reason}")
 
-    def pages(self, path: str, field: str, *names: str, **query: Any) -> Iterator[Any]:
-        """All rows of a list that comes in pages."""
+    def pages(self, path: str, field: str, *names: str, limit: int = PAGE, **query: Any) -> Iterator[Any]:
+        """All rows of a list that comes in pages of `limit`."""
         after = ""
         while True:
-            page = self.get(path, *names, limit=PAGE, after=after, **query)
+            page = self.get(path, *names, limit=limit, after=after, **query)
             yield from page[field]
             following = page.get("next")
             if following is None:
