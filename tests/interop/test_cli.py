@@ -332,9 +332,23 @@ class Hook(BaseHTTPRequestHandler):
         pass
 
 
+class Dying(Hook):
+    """Tells of a queue, and goes away in the middle of its messages."""
+
+    def do_GET(self) -> None:
+        tenant = {"name": "default", "queues": [{"name": "q"}], "streams": []}
+        data = json.dumps({"rookery": 1, "tenants": [tenant]}).encode()
+        whole = "definitions" in self.path
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data if whole else data[:9])
+
+
 @contextmanager
-def receiving() -> Iterator[str]:
-    receiver = HTTPServer(("127.0.0.1", 0), Hook)
+def receiving(handler: type[Hook] = Hook) -> Iterator[str]:
+    receiver = HTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{receiver.server_port}"
@@ -347,6 +361,12 @@ def test_what_is_no_broker_is_told(cli: Cli) -> None:
     with receiving() as url:
         assert f"what answers at {url} is no broker" in cli.refused(6, "queues", "list", "--url", url)
         assert "the broker answered 501" in cli.refused(1, "queues", "delete", "x", "--url", url)
+
+
+def test_a_broker_that_goes_away_during_an_export_is_told(cli: Cli) -> None:
+    with receiving(Dying) as url:
+        line = cli.refused(6, "export", "some.jsonl", "--url", url)
+    assert line.startswith(f"rookery: no broker answers at {url}: the connection was closed")
 
 
 def test_over_tls(cli: Cli, server: ServerProcess, authority: trustme.CA) -> None:

@@ -122,8 +122,8 @@ def _messages(at: Session, queue: str) -> Iterator[dict[str, Any]]:
     for state in STATES:
         after = ""
         while True:
-            with at.open("/queues/{}/messages", queue, state=state, limit=PAGE, after=after) as answer:
-                page = msgspec.json.decode(answer.read(), type=_Messages)
+            data = at.read("/queues/{}/messages", queue, state=state, limit=PAGE, after=after)
+            page = msgspec.json.decode(data, type=_Messages)
             for message in page.messages:
                 yield {"kind": "message", "queue": queue, **_sendable(message)}
             if page.next is None:
@@ -160,8 +160,7 @@ def _records(at: Session, stream: str) -> Iterator[dict[str, Any]]:
         offset, end = partition["first"], partition["end"]
         while offset < end:
             query = {"from": offset, "to": end, "partition": partition["partition"], "limit": PAGE}
-            with at.open("/streams/{}/records", stream, **query) as answer:
-                page = msgspec.json.decode(answer.read(), type=_Records)
+            page = msgspec.json.decode(at.read("/streams/{}/records", stream, **query), type=_Records)
             for record in page.records:
                 line = {field: record[name] for name, field in _RECORD.items() if name in record}
                 if "key_base64" in record:
@@ -185,6 +184,8 @@ def _writer(file: str) -> Iterator[BinaryIO]:
         with Path(file).open("wb") as out:
             yield out
     except OSError as error:
+        if isinstance(error, RookeryError):
+            raise
         raise InvalidArgument(f"{file} cannot be written: {error.strerror}", argument="FILE") from None
 
 
@@ -320,4 +321,6 @@ def _reader(file: str) -> Iterator[Iterable[bytes]]:
         with Path(file).open("rb") as stream:
             yield stream
     except OSError as error:
+        if isinstance(error, RookeryError):
+            raise
         raise InvalidArgument(f"{file} cannot be read: {error.strerror}", argument="FILE") from None

@@ -100,8 +100,18 @@ class Session:
         except BrokerUnreachable as error:
             raise self._unreachable(error) from None
 
-    def _unreachable(self, error: BrokerUnreachable) -> BrokerUnreachable:
-        cause = error.__cause__
+    def read(self, path: str, *names: str, **query: Any) -> bytes:
+        """The bytes of an answer, for whoever must not have its JSON written anew."""
+        try:
+            with self.open(path, *names, **query) as answer:
+                return answer.read()
+        except BrokerUnreachable:
+            raise
+        except OSError as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: Exception) -> BrokerUnreachable:
+        cause = error.__cause__ or error
         reason = (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
         return BrokerUnreachable(f"no broker answers at {self.transport.address.url}: {reason}")
 
