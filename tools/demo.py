@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rookery as package
+from rookery.errors import GroupNotFound
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
 
@@ -27,6 +29,9 @@ KEY = "demo-key"
 TRAFFIC_SEC = 40
 OUTAGE = (0.35, 0.6)
 """The part of the time in which the payment provider is out."""
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+"""Every process is of the package that this one is of."""
 
 REGIONS = ("eu", "us", "asia")
 
@@ -95,7 +100,7 @@ class Shop:
                     (f"order.{region}.new", f"order.{region}.paid", "mail.coupon", "lost.key"), (6, 3, 2, 0.2)
                 )
                 rows.append({"message": order, "routing_key": kind[0]})
-            client.post("/api/v1/exchanges/shop/publish", rows)
+            client.post("/api/v1/exchanges/shop/messages", rows)
             self.published += len(rows)
             time.sleep(chance.uniform(0.05, 0.15))
 
@@ -143,8 +148,17 @@ def say(text: str) -> None:
 
 def start_broker(folder: Path) -> tuple[subprocess.Popen[str], str]:
     words = ["serve", "--host", "127.0.0.1", "--http-port", "0", "--amqp-port", "off", "--line-port", "off"]
-    words += ["--api-key", KEY, "--pipelines-dir", str(folder / "pipelines"), "--events-rate", "2000"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+    words += [
+        "--mqtt-port",
+        "off",
+        "--api-key",
+        KEY,
+        "--pipelines-dir",
+        str(folder / "pipelines"),
+        "--events-rate",
+        "2000",
+    ]
+    environ = {name: value for name, value in ENVIRON.items() if not name.startswith("ROOKERY_")}
     log = (folder / "broker.log").open("w+")
     process = subprocess.Popen(
         [sys.executable, "-m", "rookery", *words], cwd=folder, env=environ, stderr=log, text=True
@@ -164,7 +178,7 @@ def start_pipelines(folder: Path, url: str) -> subprocess.Popen[bytes]:
     settings = 'lifecycle: {interval: 5s, sla: [{queue: "%", end_to_end_ms: 2000}]}\narchive: {interval: 10s}\n'
     (root / "builtin.yaml").write_text(settings)
     words = ["pipelines", "up", "--builtin", "--root", str(root), "--url", url, "--master", "local[2]"]
-    environ = {**os.environ, "ROOKERY_API_KEY": KEY}
+    environ = {**ENVIRON, "ROOKERY_API_KEY": KEY}
     return subprocess.Popen([sys.executable, "-m", "rookery", *words], env=environ)
 
 
@@ -179,15 +193,32 @@ def rookery(folder: Path, url: str, *words: str) -> None:
     subprocess.run([sys.executable, "-m", "rookery", *words], env=environ, check=True)
 
 
-def caught_up(url: str, seconds: float = 60) -> None:
+def caught_up(url: str, seconds: float = 120) -> None:
     """Wait until the last counts of the queues were told, and everything told is in the tables."""
     client = Caller(url)
+    # the broker tells its counts every ten seconds
     time.sleep(11)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if client.get("/api/v1/streams/rookery.events/groups/rookery.lifecycle")["lag"] == 0:
-            return
+        try:
+            if client.get("/api/v1/streams/rookery.events/groups/rookery.lifecycle")["lag"] == 0:
+                return
+        except GroupNotFound:
+            # Spark is still starting
+            pass
         time.sleep(1)
+    say("the pipelines are slow here: the tables do not have everything yet")
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process in order, or, if it takes too long for that, at once."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
@@ -207,8 +238,7 @@ def main() -> None:
         shop.run()
         say(f"{shop.published:,} messages were published, {shop.settled:,} deliveries settled; the pipelines catch up")
         caught_up(url)
-        pipelines.send_signal(signal.SIGTERM)
-        pipelines.wait(60)
+        end(pipelines)
         rookery(folder, url, "insights", "show", "queue_stats", "--grain", "hour")
         rookery(folder, url, "insights", "show", "dlq_summary")
         rookery(folder, url, "insights", "show", "sla_breaches", "--grain", "hour")
@@ -217,10 +247,8 @@ def main() -> None:
         rookery(folder, url, "insights", "report", "--out", str(folder / "insights.html"))
         say(f"done in {time.monotonic() - began:.0f} s; open {folder / 'insights.html'}")
     finally:
-        for process in (pipelines, broker):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+        end(pipelines)
+        end(broker)
 
 
 if __name__ == "__main__":

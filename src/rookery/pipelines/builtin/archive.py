@@ -38,9 +38,11 @@ COLUMNS: Final = (
 
 
 def table_name(stream: str) -> str:
-    """The folder of a stream's table; what a file name cannot have, or Delta reads otherwise, is percent-encoded."""
-    name = quote(stream, safe="")
-    return f"%{ord(name[0]):02X}{name[1:]}" if name[0] in "._" else name
+    """The folder of a stream's table: percent-encoded with `~` for `%`, which deltalake would decode."""
+    name = quote(stream, safe="").replace("~", "%7E")
+    if name[0] in "._":
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    return name.replace("%", "~")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = "builtin.yaml"
 EVENTS: Final = "rookery.events"
-BATCH_MAX: Final = 500_000
+BATCH_ROWS: Final = 500_000
 ENGINE: Final = Engine(conf={"spark.sql.shuffle.partitions": "4"})
 """Their tables are small: many tasks would cost more than they bring."""
 
@@ -45,10 +45,12 @@ class Options:
 
     lifecycle_interval_ms: int = 10_000
     lifecycle_keep_days: int = 90
+    lifecycle_batch_rows: int = BATCH_ROWS
     sla: tuple[Mapping[str, Any], ...] = SLA
     archive_interval_ms: int = 30_000
     archive_pattern: str = ".*"
     archive_keep_days: int = 0
+    archive_batch_rows: int = BATCH_ROWS
 
 
 def options(root: Path) -> Options:
@@ -59,19 +61,21 @@ def options(root: Path) -> Options:
     found = read(path).fields("lifecycle", "archive")
     said = Options()
     if "lifecycle" in found:
-        mine = found["lifecycle"].fields("interval", "keep_days", "sla")
+        mine = found["lifecycle"].fields("interval", "keep_days", "batch_rows", "sla")
         said = replace(
             said,
             lifecycle_interval_ms=_interval(mine, said.lifecycle_interval_ms),
-            lifecycle_keep_days=_days(mine, said.lifecycle_keep_days),
+            lifecycle_keep_days=_number(mine, "keep_days", said.lifecycle_keep_days, 0),
+            lifecycle_batch_rows=_number(mine, "batch_rows", said.lifecycle_batch_rows, 1),
             sla=_sla(mine.get("sla")),
         )
     if "archive" in found:
-        mine = found["archive"].fields("interval", "keep_days", "pattern")
+        mine = found["archive"].fields("interval", "keep_days", "batch_rows", "pattern")
         said = replace(
             said,
             archive_interval_ms=_interval(mine, said.archive_interval_ms),
-            archive_keep_days=_days(mine, said.archive_keep_days),
+            archive_keep_days=_number(mine, "keep_days", said.archive_keep_days, 0),
+            archive_batch_rows=_number(mine, "batch_rows", said.archive_batch_rows, 1),
             archive_pattern=mine["pattern"].text() if "pattern" in mine else said.archive_pattern,
         )
     return said
@@ -81,12 +85,12 @@ def _interval(found: Mapping[str, Value], default: int) -> int:
     return found["interval"].duration_ms() if "interval" in found else default
 
 
-def _days(found: Mapping[str, Value], default: int) -> int:
-    if "keep_days" not in found:
+def _number(found: Mapping[str, Value], name: str, default: int, smallest: int) -> int:
+    if name not in found:
         return default
-    value = found["keep_days"].plain()
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        found["keep_days"].fail(f"must be a number of days, 0 for ever, not {value!r}")
+    value = found[name].plain()
+    if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+        found[name].fail(f"must be a number, at least {smallest}, not {value!r}")
     return int(value)
 
 
@@ -150,15 +154,17 @@ class BuiltinJob:
 
     def start(self, spark: SparkSession, place: Place, app: str, *, once: bool) -> StreamingQuery:
         said = {"endpoint": self.endpoint, "startingOffsets": "earliest", "consumerGroup": self.name}
-        said |= {"failOnDataLoss": "false", "maxOffsetsPerTrigger": str(BATCH_MAX), **_key()}
+        said |= {"failOnDataLoss": "false", **_key()}
         write: LifecycleBatch | ArchiveBatch
         if self.name == LIFECYCLE:
             said |= {"subscribe": EVENTS, "columns": "value"}
+            said["maxOffsetsPerTrigger"] = str(self.options.lifecycle_batch_rows)
             tables = Lifecycle(str(place.root / BUILTIN), self.options.sla)
             write = LifecycleBatch(tables, app, self.options.lifecycle_keep_days)
         else:
             # a stream may come and go, and what the broker tells of itself is the other pipeline's
             said |= {"subscribePattern": f"(?!{EVENTS}$)(?:{self.options.archive_pattern})"}
+            said["maxOffsetsPerTrigger"] = str(self.options.archive_batch_rows)
             write = ArchiveBatch(Archive(str(place.root / ARCHIVE)), app, self.options.archive_keep_days)
         frame = spark.readStream.format("rookery").options(**said).load()
         query = frame.writeStream.foreachBatch(write).queryName(self.name)

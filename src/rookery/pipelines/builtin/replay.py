@@ -178,6 +178,7 @@ def publish(
     rate: float = 0.0,
     heard: Callable[[Replay], None] = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Replay:
     """Publish what is left of the chosen rows, no faster than `rate` a second; 0 is as fast as it goes."""
     from rookery.spark.client import Client
@@ -187,14 +188,14 @@ def publish(
     target: dict[str, Any] = {replay.kind: replay.to}
     options = SinkOptions(connection, producer=replay.producer, **target)
     commit = f"/api/v1/producers/{quote(replay.producer, safe='')}/commit"
-    began, before = time.monotonic(), replay.rows_done
+    began, before = clock(), replay.rows_done
     with closing(Client(connection)) as client:
         for number, batch in enumerate(chunks(folder, replay.chunk_rows)):
             if number < replay.chunks_done:
                 continue
             if rate:
                 due = began + (replay.rows_done - before) / rate
-                wait(max(0.0, due - time.monotonic()))
+                wait(max(0.0, due - clock()))
             # a name of its own for each attempt: what was staged before it died is dropped by the broker in time
             with closing(Stager(options, f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}")) as stager:
                 stager.add(batch)
