@@ -754,3 +754,35 @@ def test_the_oldest_keys_are_evicted_also_when_a_segment_retired(site: Site) -> 
     world = killed(site, world)
     assert not world.publish_once("second", b"x")
     assert not world.publish_once("third", b"x")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_key_that_was_evicted_does_not_come_back_for_a_new_queue_of_the_name(site: Site, restart: bool) -> None:
+    world = site.start()
+    world.tenant().set_limits({"dedup_keys_max": 1})
+    world.queue()
+    world.queue("other")
+    assert world.publish_once("key", b"x")
+    assert world.publish_once("another", b"x", "other")
+    if restart:
+        world = killed(site, world)
+    world.tenant().delete_queue("q")
+    world.tenant().set_limits({"dedup_keys_max": 5})
+    world.queue()
+    world = killed(site, world)
+    assert world.publish_once("key", b"x")
+
+
+def test_a_return_before_a_message_was_written_again_counts_no_more(site: Site) -> None:
+    world = site.start()
+    world.queue()
+    world.publish(b"x")
+    world.roll()
+    (lease,) = world.claim()
+    world.queue().retry(lease, 0, "")
+    world.publish(b"keeps the segment of the return")
+    world.roll()
+    assert len(world.claim()) == 1
+    world.retire(1)
+    world = killed(site, world)
+    assert [int(entry.attempts) for entry in world.queue().ready_entries()] == [2, 0]

@@ -132,15 +132,15 @@ BUGS = (
     Bug(
         "only the head of the queue expires",
         "timing.py",
-        "            if self.expiry_of(entry) <= now:",
-        "            if self.expiry_of(entry) <= now and entry in queue.ready_entries()[:1]:",
+        "            if entry.state != LEASED and entry.state != GONE and self.expiry_of(entry) <= now:",
+        "            if entry in queue.ready_entries()[:1] and self.expiry_of(entry) <= now:",
     ),
     Bug(
         "a leased message expires",
         "timing.py",
-        "            if entry.state == LEASED or entry.state == GONE:\n                continue",
+        "            if entry.state != LEASED and entry.state != GONE and self.expiry_of(entry) <= now:",
         "            if entry.state == LEASED:\n                entry.state = 0\n                queue.ready += 1\n"
-        "                queue.leased -= 1\n            if entry.state == GONE:\n                continue",
+        "                queue.leased -= 1\n            if entry.state != GONE and self.expiry_of(entry) <= now:",
     ),
     Bug(
         "expiry is not checked on return",
@@ -293,8 +293,8 @@ BUGS = (
     Bug(
         "a dedup key is forgotten at once",
         "dedup.py",
-        "        marks[scope, key] = (number, now_ms + window_ms)",
-        "        marks[scope, key] = (number, now_ms + (window_ms if len(marks) % 2 else 0))",
+        "        marks.put(scope, key, number, now_ms + window_ms)",
+        "        marks.put(scope, key, number, now_ms + (window_ms if len(marks.all) % 2 else 0))",
     ),
     Bug(
         "a dedup key counts in every queue",

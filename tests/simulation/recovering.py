@@ -156,8 +156,13 @@ def _compare(ledger: Ledger, record: Record, stay: Stay, entry: Entry, delayed: 
 def _marks(ledger: Ledger, owed: Marks, now: int) -> Marks:
     """The dedup keys from here on; every key that was certainly known must be known still."""
     shown = {(scope, key): (number, until) for scope, key, number, until in ledger.tenant.dedup.marks()}
-    for place, mark in owed.marks.items():
-        if place not in owed.doubtful and mark[1] > now and shown.get(place) != mark:
+    certain = [(mark[0], place) for place, mark in owed.marks.items() if place not in owed.doubtful and mark[1] > now]
+    known = {place for _, place in certain}
+    # others that the journal still has may have come back, and take the room of the oldest
+    room = owed.keys_max - sum(place not in known for place in shown)
+    for _, place in sorted(certain, reverse=True)[: max(0, room)]:
+        mark = owed.marks[place]
+        if shown.get(place) != mark:
             raise Violation("7 dedup", f"key {place} stood for {mark}, after recovery for {shown.get(place)}")
     marks = Marks(owed.keys_max)
     marks.evicted = set(owed.evicted)

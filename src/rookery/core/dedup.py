@@ -62,12 +62,15 @@ class _Marks:
         else:
             del self.scopes[mark[0]]
 
-    def drop_old(self, now_ms: int) -> None:
+    def drop_old(self, now_ms: int) -> int:
+        count = 0
         while self.all:
             first = next(iter(self.all))
             if self.all[first][1] > now_ms:
-                return
+                break
             self.drop(first)
+            count += 1
+        return count
 
     def drop_surplus(self) -> int:
         count = 0
@@ -83,6 +86,8 @@ class Dedup:
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         self.evicted = 0
         self.duplicates = 0
+        # whether a journal may have keys that are not known here: evicted ones, or such whose window is over
+        self.hidden = False
         self._marks = _Marks(keys_max)
         self._requests = _Marks(REQUESTS_MAX)
 
@@ -110,8 +115,10 @@ class Dedup:
     def remember(self, scope: str, key: str, number: int, now_ms: int, window_ms: int) -> None:
         marks = self._of(key)
         marks.put(scope, key, number, now_ms + window_ms)
-        marks.drop_old(now_ms)
+        old = marks.drop_old(now_ms)
         evicted = marks.drop_surplus()
+        if old or evicted:
+            self.hidden = True
         if marks is self._marks:
             self.evicted += evicted
 
@@ -120,15 +127,18 @@ class Dedup:
         marks = self._of(key)
         if (scope, key) in marks.all:
             marks.drop((scope, key))
+            self.hidden = True
 
     def forget_old(self, now_ms: int) -> None:
         """Drop the oldest keys whose window is over."""
-        self._marks.drop_old(now_ms)
-        self._requests.drop_old(now_ms)
+        if self._marks.drop_old(now_ms) + self._requests.drop_old(now_ms):
+            self.hidden = True
 
     def forget_scope(self, scope: str) -> bool:
-        """A queue or exchange was deleted: a new one of that name starts afresh. Whether there was any key."""
-        found = False
+        """A queue or exchange was deleted: a new one of that name starts afresh. Whether there was any key, or a
+        journal may have one.
+        """
+        found = self.hidden
         for marks in (self._marks, self._requests):
             if scope in marks.scopes:
                 found = True

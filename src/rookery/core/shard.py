@@ -215,7 +215,7 @@ class Shard:
     def delete_tenant(self, name: str) -> None:
         """Delete a tenant with everything in it."""
         tenant = self.tenant(name)
-        if len(tenant.dedup):
+        if len(tenant.dedup) or tenant.dedup.hidden:
             self.log.change("forget", name, {"scope": "", "upto": int(self.last_id)})
         for queue in list(tenant.queues.values()):
             tenant.delete(queue, "deleted")

@@ -205,7 +205,9 @@ class Journal:
             tenant, scope, key, number, until = document
             place = self.shard.tenants.get(tenant)
             now = int(self.shard.wall_ms)
-            if place is not None and until > now:
+            if place is not None and until <= now:
+                place.dedup.hidden = True
+            elif place is not None:
                 # keys that were carried forward stand out of turn: which are too many is seen when all are known
                 place.dedup.keys_max = max(place.dedup.keys_max, len(place.dedup) + 1)
                 place.dedup.remember(scope, key, number, now, until - now)
@@ -220,7 +222,9 @@ class Journal:
         for tenant in self.shard.tenants.values():
             # by the number of the message that used them first, that is by age
             marks = sorted(tenant.dedup.marks(), key=lambda mark: mark[2])
+            hidden = tenant.dedup.hidden
             tenant.dedup = Dedup()
+            tenant.dedup.hidden = hidden
             tenant.heed_limits()
             for scope, key, number, until in marks:
                 kind, _, name = scope.partition(":")

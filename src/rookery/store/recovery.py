@@ -198,7 +198,11 @@ class Recovery:
             i: i64 = 0
             while i < reader.placements:
                 reader.placement()
-                self._places_of(reader.queue).set(reader.seq, place)
+                places = self._places_of(reader.queue)
+                places.set(reader.seq, place)
+                if places.backs:
+                    # it was written again as it was by then
+                    places.backs.pop(reader.seq, None)
                 i += 1
             self.placements[segment] = self.placements.get(segment, 0) + int(reader.placements)
             if reader.number > self._shard.last_id:
