@@ -27,6 +27,7 @@ FEATURES = {
     "amqp_aio_pika",
     "amqp_pika",
     "async_consumer",
+    "client",
     "deduplication",
     "delay_and_expiry",
     "embedded_basics",
