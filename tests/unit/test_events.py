@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rookery import properties
 from rookery.core.events import STREAM, SYSTEM
 from tests.unit.core_world import World, a_world
 
@@ -206,3 +207,13 @@ def test_without_its_stream_events_are_dropped_and_counted(world: World) -> None
     world.publish(b"x")
     pass_ms(world, 100)
     assert world.shard.events.dropped == 1
+
+
+def test_a_name_that_is_not_utf8_is_told_as_far_as_it_is(world: World) -> None:
+    start(world)
+    queue = world.queue()
+    props = properties.encode(properties.Properties(message_id="m\udcff"))
+    world.shard.publish(queue.tenant, "", queue.name, props, b"x")
+    world.publish(b"y")
+    assert [row["message_id"][:2] for row in events(world, "published")][:1] == ["m�"]
+    assert len(events(world, "published")) == 2

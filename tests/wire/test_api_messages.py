@@ -10,7 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from rookery import properties
 from rookery.clock import ManualClock
+from rookery.properties import Properties
+from rookery.wire.packed import PACKED
 from tests.wire.api_client import API, LINES, claim, ok, publish, refused
 from tests.wire.http_world import World, world
 
@@ -480,3 +483,25 @@ def test_a_transaction_by_id_is_collected_and_committed(web: World, client: http
     clock.advance(100)
     assert refused(client.post(f"{API}/transactions/tx-3/commit"), 408) == "transaction_timeout"
     assert claim(client, "out") == []
+
+
+def test_names_that_are_not_utf8_are_shown_as_far_as_they_are(web: World, client: httpx.Client) -> None:
+    """Over AMQP, keys and properties are bytes; whoever looks gets an answer, and the broker's own events go on."""
+    ok(client.put(f"{API}/queues/odd"), 201)
+    strange = properties.encode(Properties(message_id="m\udcff", correlation_id="c\udcff", headers={"h\udcff": 1}))
+
+    def work(server: Any) -> None:
+        shard = server.engine.shard
+        tenant = next(t for t in shard.tenants.values() if "odd" in t.queues)
+        tenant.declare_exchange("x", "fanout")
+        tenant.bind("x", tenant.queues["odd"], "")
+        for _ in range(3):
+            shard.publish(tenant, "x", "k\udcff", strange, b"x")
+
+    web.inside(work)
+    (one,) = claim(client, "odd", max=1)
+    assert (one["routing_key"], one["message_id"], one["headers"]) == ("k�", "m�", {"h�": 1})
+    assert ok(client.post(f"{API}/queues/odd/pull"))["routing_key"] == "k�"
+    assert ok(client.get(f"{API}/queues/odd/peek"))["messages"][0]["correlation_id"] == "c�"
+    packed = client.post(f"{API}/queues/odd/claim", json={}, headers={"Accept": PACKED})
+    assert packed.status_code == 200, packed.text

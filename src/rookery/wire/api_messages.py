@@ -19,7 +19,7 @@ from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Content, Router
 from rookery.wire.http_trace import answer_trace
 from rookery.wire.packed import KEY, PACKED, PackedMessage
-from rookery.wire.rest import content_of, headers_of
+from rookery.wire.rest import content_of, headers_of, plain
 from rookery.wire.rest_s2 import FACE
 from rookery.wire.rest_types import (
     CheckedName,
@@ -385,11 +385,11 @@ class Messages:
         """A message for Rookery's client."""
         stored = entry.message
         return PackedMessage(
-            self._rest.message_id(entry.message),
+            plain(self._rest.message_id(entry.message)),
             stored.props,
             stored.body,
             stored.route.exchange,
-            stored.route.key,
+            plain(stored.route.key),
             int(stored.priority),
             int(entry.enqueued_ms),
             int(stored.expires_ms),
@@ -397,7 +397,7 @@ class Messages:
             entry.redelivered,
             lease,
             int(entry.seq),
-            [death.as_dict() for death in stored.route.deaths],
+            plain([death.as_dict() for death in stored.route.deaths]),
         )
 
     def show(self, entry: Entry, attempt: int) -> Leased:

@@ -227,11 +227,11 @@ class _Page:
 
     def _packed(self, message: Message, stamp_ms: int) -> PackedMessage:
         return PackedMessage(
-            properties.message_id(message.props) or self._uuid(int(message.public_id)),
+            plain(properties.message_id(message.props)) or self._uuid(int(message.public_id)),
             message.props,
             message.body,
             message.route.exchange,
-            message.route.key,
+            plain(message.route.key),
             int(message.priority),
             stamp_ms,
             int(message.expires_ms),

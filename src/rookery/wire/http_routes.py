@@ -190,6 +190,27 @@ def decode_json(decode: Callable[[bytes], Any], body: bytes) -> Any:
         raise InvalidArgument(DEPTH_TEXT, argument="body") from None
 
 
+def encode_json(value: object) -> bytes:
+    """A value as JSON. Names that came over AMQP need not be UTF-8: of those, what is not becomes a question mark."""
+    encoded: bytes
+    try:
+        encoded = _encode(value)
+    except UnicodeEncodeError:
+        encoded = _encode(legible(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))))
+    return encoded
+
+
+def legible(value: object) -> object:
+    """Plain values whose texts are all UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {legible(name): legible(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [legible(part) for part in value]
+    return value
+
+
 def _convert(parameter: Parameter, text: str) -> Any:
     try:
         return msgspec.convert(text, parameter.type, strict=False)
@@ -390,7 +411,7 @@ class Router:
         if isinstance(value, Content):
             call.answer(status, value.data, value.content_type)
         else:
-            call.answer(status, b"" if status == 204 else _encode(value), JSON)
+            call.answer(status, b"" if status == 204 else encode_json(value), JSON)
 
     def fail(self, call: Call, error: RookeryError) -> None:
         """Answer with an error."""

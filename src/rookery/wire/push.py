@@ -29,7 +29,7 @@ from rookery.wire.api_queues import PolicyPriority
 from rookery.wire.api_streams import Streams
 from rookery.wire.http_auth import refuse_other_sites
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Answer, Content, Router
+from rookery.wire.http_routes import LATER, Answer, Content, Router, encode_json
 from rookery.wire.push_ops import Operations, Target, queue_target, stream_target, topic_target
 from rookery.wire.push_socket import Socket
 from rookery.wire.push_sources import (
@@ -331,7 +331,7 @@ class Events(Reader):
         )
 
     def _tell(self, value: Delivery | Record) -> None:
-        data: bytes = _encode(value)
+        data = encode_json(value)
         if b"\n" in data or b"\r" in data:
             # between the tokens of a JSON body, where they mean nothing
             data = data.replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
