@@ -220,10 +220,11 @@ class MessageIds:
         second = _round(first, keys[5]) ^ left
         third = _round(second, keys[6]) ^ first
         fourth = _round(third, keys[7]) ^ second
-        high = f"{(left << 24) | right:012x}"
         # the version and the variant of the UUID stand in the middle
-        middle = f"{(0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF):08x}"
-        return f"{high[:8]}-{high[8:]}-{middle[:4]}-{middle[4:]}-{(third << 24) | fourth:012x}"
+        middle = (0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF)
+        whole = (int((left << 24) | right) << 80) | (int(middle) << 48) | int((third << 24) | fourth)
+        digits = whole.to_bytes(16, "big").hex()
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
     def number(self, text: str) -> int:
         """The number that `uuid` made this text of, or -1 when it made no such text."""

@@ -33,12 +33,17 @@ class MessageWriter:
         self.packed: Any = None
         self._queue = ""
         self._queue_json = b""
+        self._epoch = b""
         self._route: Route | None = None
         self._route_json = b""
         self._props = b""
         self._props_json = b""
         self._is_json = False
         self._message_id = ""
+        # what all messages of one moment begin with
+        self._entered_ms: i64 = -1
+        self._attempt: i64 = 0
+        self._begin = b""
 
     def delivery(self, w: BytesWriter, entry: Entry, lease: Lease, with_lease: bool) -> None:
         """A message under lease; who is not to settle it is not told the lease."""
@@ -46,16 +51,23 @@ class MessageWriter:
             w.write(b'{"packed":"%b"}' % base64.b64encode(self.packed(entry, lease)))
             return
         message = entry.message
-        w.write(b'{"attempt":%d,"enqueued_ms":%d' % (int(lease.attempt), int(entry.enqueued_ms)))
+        if entry.enqueued_ms != self._entered_ms or lease.attempt != self._attempt:
+            self._entered_ms = entry.enqueued_ms
+            self._attempt = lease.attempt
+            self._begin = b'{"attempt":%d,"enqueued_ms":%d' % (int(lease.attempt), int(entry.enqueued_ms))
+        w.write(self._begin)
         if with_lease:
             name = lease.queue.name
             if name != self._queue:
                 self._queue = name
                 # without its closing quote
-                self._queue_json = _encode(name)[:-1]
-            w.write(
-                b',"lease":%b/%d/%d/%d"' % (self._queue_json, int(entry.seq), int(self._shard.epoch), int(lease.grant))
-            )
+                self._queue_json = b',"lease":%b/' % _encode(name)[:-1]
+                self._epoch = b"/%d/" % int(self._shard.epoch)
+            w.write(self._queue_json)
+            w.write(str(int(entry.seq)).encode())
+            w.write(self._epoch)
+            w.write(str(int(lease.grant)).encode())
+            w.append(u8(0x22))
         if entry.redelivered:
             w.write(b',"redelivered":true')
         if entry.due_ms:
@@ -88,7 +100,9 @@ class MessageWriter:
             w.write(b',"message_id":')
             w.write(_encode(self._message_id))
         else:
-            w.write(b',"message_id":"%b"' % self._shard.ids.uuid(message.public_id).encode())
+            w.write(b',"message_id":"')
+            w.write(self._shard.ids.uuid(message.public_id).encode())
+            w.append(u8(0x22))
         self._body(w, message.body)
         w.append(u8(0x7D))
 
