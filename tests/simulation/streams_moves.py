@@ -605,6 +605,7 @@ def drain(world: World) -> None:
     process = world.process
     process.watched._script.clear()
     process.settle_down()
+    world.look()
     while process.history._job is not None:
         process.finish("done")()
         process.settle_down()
@@ -614,9 +615,12 @@ def drain(world: World) -> None:
             process.settle_down()
             _commit(world, commit)
             process.settle_down()
+            # what is shown may be let go of in the next moment
+            world.look()
     for _ in range(10):
         process.pass_ms(10)
         process.settle_down()
+        world.look()
         if process.history._job is not None:
             process.finish("done")()
     world.look()
