@@ -95,8 +95,9 @@ class Face:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_client = name.endswith("client")
+        self.is_async = name.startswith("async")
         self.clock = served().clock if self.is_client else ManualClock()
-        self.delivery: Any = embed.AsyncDelivery if name.startswith("async") else embed.Delivery
+        self.delivery: Any = embed.AsyncDelivery if self.is_async else embed.Delivery
         self._made: list[Any] = []
 
     def make(self, config: rookery.Config | None = None, **settings: Any) -> Any:

@@ -93,7 +93,7 @@ class AsyncClient:
         self._running = False
         self._closing = False
         self._tenant = ""
-        self.last_error: BaseException | None = None
+        self._panic: str | None = None
         self.admin = AsyncAdmin(self._link)
 
     def __repr__(self) -> str:
@@ -370,7 +370,7 @@ class AsyncClient:
             self._link.workers.spawn(handler.run, subscription)
 
     def _note(self, error: BaseException) -> None:
-        self.last_error = error
+        self._panic = f"{type(error).__name__}: {error}"
 
     # Producer and consumer in one call each
 
@@ -420,7 +420,7 @@ class AsyncClient:
     # Looking at it
 
     async def health(self) -> dict[str, Any]:
-        """Whether the broker is well, and the counts of this client's tenant. Times are in milliseconds."""
+        """Whether the broker is well, the counts of this client's tenant, and how its last handler failed."""
         started = time.perf_counter()
         answer = await self._link.get("/health")
         took = (time.perf_counter() - started) * 1000
@@ -429,7 +429,7 @@ class AsyncClient:
             "status": "healthy" if answer["status"] in ("ok", "healthy") else answer["status"],
             "timestamp": int(time.time() * 1000),
             "round_trip": took,
-            "metrics": counts["stats"],
+            "metrics": {**counts["stats"], "last_panic": self._panic},
         }
 
     async def metrics(self) -> dict[str, Any]:
