@@ -126,4 +126,5 @@ def test_an_error_is_told_by_its_last_words() -> None:
     )
     assert reason(RuntimeError(traced)) == "StreamNotFound: there is no stream 'orders'"
     assert reason(RuntimeError("plain\n\nJVM stacktrace:\nx")) == "plain"
+    assert reason(RuntimeError("[STREAM_FAILED] why\n=== Streaming Query ===\nIdentifier: p")) == "[STREAM_FAILED] why"
     assert reason(RuntimeError()) == "RuntimeError"

@@ -48,7 +48,7 @@ def batch(spark: SparkSession, pipeline: Pipeline, place: Place, ranges: Mapping
         if source.table:
             return lake.read(spark, place.table(source.table))
         chosen = {key: value for key, value in source.options.items() if not key.startswith("starting")}
-        options = {**pipeline.connection(), **chosen, **ranges[name]}
+        options: dict[str, Any] = {**pipeline.connection(), **chosen, **ranges[name]}
         options.pop("consumerGroup", None)
         return spark.read.format("rookery").options(**options).load()
 
@@ -65,7 +65,7 @@ def empty(spark: SparkSession, pipeline: Pipeline, place: Place) -> Reader:
             return lake.read(spark, place.table(source.table)).limit(0)
         known = {key: value for key, value in pipeline.broker.items() if key != "tokenEnv"}
         options = source_options({**known, **source.options})
-        return spark.createDataFrame([], table_schema(options.columns, options.include_headers))
+        return spark.createDataFrame([], table_schema(options.columns, options.include_headers, options.include_value))
 
     return read
 
@@ -120,7 +120,9 @@ def _apply(spark: SparkSession, pipeline: Pipeline, step: Step, tables: Mapping[
     else:
         from pyspark.sql import DataFrame
 
-        made = function(pipeline, step)(tables[INPUT], dict(step.params))
+        call = function(pipeline, step)
+        _send_along(pipeline, step.function.partition(":")[0])
+        made = call(tables[INPUT], dict(step.params))
         if not isinstance(made, DataFrame):
             raise TypeError(f"{step.function} must return a DataFrame, not {type(made).__name__}")
     return made.withWatermark(*step.watermark) if step.watermark else made
@@ -141,12 +143,16 @@ def function(pipeline: Pipeline, step: Step) -> Callable[[DataFrame, dict[str, A
     made = getattr(found, name, None)
     if not callable(made):
         raise InvalidPipeline(f"{pipeline.file}:{step.line}: {module} has no function {name}")
-    if str(getattr(found, "__file__", "")).startswith(beside):
-        # executors do not have what is beside the file, so what of it they need is sent along
-        from pyspark import cloudpickle
-
-        cloudpickle.register_pickle_by_value(found)  # type: ignore[no-untyped-call]
     return made  # type: ignore[no-any-return]
+
+
+def _send_along(pipeline: Pipeline, module: str) -> None:
+    """Executors do not have what is beside the file, so what of it they need is sent with the plan."""
+    from pyspark import cloudpickle
+
+    found = sys.modules[module]
+    if str(getattr(found, "__file__", "")).startswith(str(Path(pipeline.file).resolve().parent)):
+        cloudpickle.register_pickle_by_value(found)  # type: ignore[no-untyped-call]
 
 
 def _expected(pipeline: Pipeline, frame: DataFrame) -> DataFrame:

@@ -227,7 +227,7 @@ def _time_ms(text: str) -> int:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in words for a person: of a Python trace inside of Spark's words only its last line."""
-    text = str(error).split("JVM stacktrace")[0].strip() or type(error).__name__
+    text = re.split(r"\n+(?:JVM stacktrace|=== Streaming Query ===)", str(error))[0].strip() or type(error).__name__
     traced = text.rfind("Traceback (most recent call last)")
     if traced >= 0:
         raised = _RAISED.findall(text[traced:])

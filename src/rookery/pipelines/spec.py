@@ -230,7 +230,9 @@ def load_folder(folder: str | Path) -> tuple[list[Pipeline], list[InvalidPipelin
         raise InvalidPipeline(f"{folder}: there is no such folder", argument="folder")
     good: dict[str, Pipeline] = {}
     bad: list[InvalidPipeline] = []
-    for path in sorted(path for path in place.iterdir() if path.suffix in SUFFIXES):
+    for path in sorted(place.iterdir()):
+        if path.suffix not in SUFFIXES or path.name.startswith("."):
+            continue
         try:
             each = load(path)
             if each.name in good:

@@ -115,7 +115,9 @@ class Supervisor:
 
     def _group(self, pipelines: list[Pipeline]) -> Group:
         files = tuple(str(each.file) for each in pipelines)
-        return Group(files, tuple(_stamp(file) for file in files), tuple(each.name for each in pipelines))
+        # functions of steps may be in modules beside the files
+        beside = sorted(str(path) for path in Path(pipelines[0].file).parent.glob("*.py"))
+        return Group(files, tuple(map(_stamp, (*files, *beside))), tuple(each.name for each in pipelines))
 
     def _report(self, bad: list[InvalidPipeline]) -> None:
         """Tell each mistake once, and leave it in the status of its file."""

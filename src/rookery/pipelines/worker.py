@@ -7,6 +7,7 @@ when its jobs have ended, when it is told to (SIGTERM, SIGINT), or when whoever 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def open_session(engine: Engine, root: str | Path) -> SparkSession:
     """The session for an engine; several jobs share its cores fairly."""
     from rookery.spark import session
 
+    # pyspark logs each error that it raises, with all of Java's trace; here errors are told in words
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     conf: dict[str, Any] = dict(engine.conf)
     if engine.master.startswith("sc://"):
         return session(engine.master, name="rookery-pipelines", **conf)
