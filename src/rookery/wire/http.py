@@ -478,6 +478,8 @@ class HttpConnection(Peer):
             self.face.done(call)
         call.undo = None
         self._tunnel = call.tunnel
+        # the tunnel holds the call
+        call.tunnel = None
         self.out.resume(UNREAD)
         self._tunnel.opened()
         if self.face.closing:
