@@ -200,8 +200,6 @@ def _check_delivery(
     account = record.account
     if record.state != READY:
         raise Violation("1 one delivery at a time", f"{record!r} was delivered while {record.state}")
-    if record.over:
-        raise Violation("expiry", f"{record!r} was delivered after its time")
     if not account.deliverable(record):
         raise Violation("group order", f"{record!r} was delivered while its group is busy")
     _check_order(account, record, consumer)

@@ -157,6 +157,9 @@ class Queue:
         if self._retimed:
             self.timing.reindex_expiries()
         if self.bounded:
+            if self.dirty:
+                # what somebody can take is not dropped
+                self.pump()
             self._trim()
         if self.expires_ms:
             self.touch()
@@ -245,6 +248,10 @@ class Queue:
             if due_ms > now:
                 entry.enqueued_ms = due_ms
             expiry = self.timing.expiry_of(entry)
+            if due_ms <= now and expiry < now:
+                # a transaction was committed after its message's time
+                self.leave(entry, "expired", "")
+                return
             if due_ms > now or not self.lines.takes_expiry(entry, expiry):
                 self.timing.index_expiry(entry)
             late = due_ms <= now and expiry <= now
