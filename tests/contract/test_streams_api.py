@@ -56,6 +56,19 @@ async def test_a_message_keeps_what_it_says(broker: Any) -> None:
     assert (message.priority, message.topic) == (7, "orders")
 
 
+async def test_dedup_keys_of_a_stream_outlive_a_restart_and_go_with_it(face: Face, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"enable_persistence": True, "persistence_path": str(tmp_path / "data")}
+    message = Message("x", dedup_key="k")
+    before = face.make(**kept)
+    assert not (await (await before.stream("orders")).publish(message)).repeated
+    await before.close()
+    broker = face.make(**kept)
+    orders = await broker.stream("orders")
+    assert (await orders.publish(message)).repeated
+    await orders.delete()
+    assert not (await (await broker.stream("orders")).publish(message)).repeated
+
+
 async def test_a_dedup_key_counts_in_streams_too(broker: Any) -> None:
     orders = await broker.stream("orders")
     assert not (await orders.publish(Message("x", dedup_key="k"))).repeated
