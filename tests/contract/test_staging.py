@@ -181,6 +181,52 @@ def test_uncommitted_chunks_survive_retiring_and_restarts_and_expire(site: Site)
     assert not world.shard.staging.producers
 
 
+def test_what_was_staged_for_an_epoch_and_not_committed_with_it_is_dropped(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    staging, tenant = world.shard.staging, world.tenant()
+    for chunk, epoch in (("won", 3), ("lost", 3), ("dead", 1), ("next", 4)):
+        staging.stage(tenant, chunk, "log", "", rows(b"1"), ("spark", epoch))
+    staging.stage(tenant, "other", "log", "", rows(b"2"), ("flink", 3))
+    staging.stage(tenant, "free", "log", "", rows(b"3"))
+    world.write()
+    commit(world, 3, "won")
+    world.write()
+    world = site.restart(world)
+    assert {id for _, id in world.shard.staging.chunks} == {"next", "other", "free"}
+    assert bodies(tail(world)) == [b"1"]
+
+
+def test_of_an_epoch_that_has_happened_nothing_is_kept(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    stage(world, "a", b"1")
+    commit(world, 3, "a")
+    world.write()
+    world = site.restart(world)
+    staging, tenant = world.shard.staging, world.tenant()
+    late = staging.stage(tenant, "late", "log", "", rows(b"1", b"2"), ("spark", 3))
+    assert (late.rows, late.bytes) == (2, 0)
+    with pytest.raises(StaleEpoch):
+        staging.stage(tenant, "zombie", "log", "", rows(b"1"), ("spark", 2))
+    for wrong in (("", 3), ("spark", -1)):
+        with pytest.raises(InvalidArgument):
+            staging.stage(tenant, "wrong", "log", "", rows(b"1"), wrong)
+    assert not staging.chunks
+    commit(world, 3, "late")
+    assert bodies(tail(world)) == [b"1"]
+
+
+def test_a_chunk_waits_as_long_as_it_is_told(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    world.shard.staging.stage(world.tenant(), "short", "log", "", rows(b"1"), wait_ms=5_000)
+    stage(world, "long", b"2")
+    world.pass_ms(6_000)
+    world.write()
+    assert {id for _, id in world.shard.staging.chunks} == {"long"}
+
+
 def test_keys_lead_to_their_partitions(site: Site) -> None:
     world = site.start()
     stream = stream_of(world, partitions=4)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interop.server import ServerProcess, serving
+from tests.interop.spark_cluster import EXECUTORS, SPECULATING, standalone
+from tests.interop.spark_process import CLASSES, Driver, driving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,20 @@ def spark(need_program: Callable[[str], str], tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = rookery.spark.session("local[2]", profile="test", spark_sql_warehouse_dir=folder)
+        cache = CLASSES
+        made = rookery.spark.session("local[2]", profile="test", class_cache=cache, spark_sql_warehouse_dir=folder)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def need_java(need_program: Callable[[str], str]) -> str:
+    return need_program("java")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, need_java: str) -> Iterator[Driver]:
+    """A driver with two executors, which are processes of their own on hosts of their own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with standalone(folder) as master, driving(folder, master, **EXECUTORS, **SPECULATING) as driver:
+        yield driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.interop.server import serving
+from tests.interop.spark_gate import committing, gated
 from tests.interop.spark_world import KEY, World
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def write(frame: DataFrame, world: World, **options: Any) -> None:
-    frame.write.format("rookery").mode("append").options(**world.here, **options).save()
+    frame.write.format("rookery").mode("append").options(**{**world.here, **options}).save()
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
@@ -98,13 +100,14 @@ def test_exchanges_queues_and_topics_of_each_row(spark: SparkSession, world: Wor
     write(frame, world, exchange="routed")
     write(rows(spark, 3), world, queue="direct-jobs")
     world.stream("one")
+    write(spark.sql("SELECT 'a' AS value, 'direct-jobs' AS queue"), world)
     both = spark.range(10).selectExpr(
         "concat('m', id) AS value", "if(id < 4, 'one', 'routed') AS topic", "'b.eu' AS routing_key"
     )
     write(both, world)
     assert sorted(world.values("one")) == numbers(4)
     assert world.ready("eu", 5 + 6) == 11
-    assert world.ready("direct-jobs", 3) == 3
+    assert world.ready("direct-jobs", 4) == 4
 
 
 @pytest.mark.parametrize(
@@ -113,10 +116,13 @@ def test_exchanges_queues_and_topics_of_each_row(spark: SparkSession, world: Wor
         ("'a' AS valeu", {"topic": "x"}, "no column 'valeu'; did you mean value"),
         ("'a' AS key", {"topic": "x"}, "the column value is missing"),
         ("1 AS value", {"topic": "x"}, "must be binary or string, not int"),
-        ("'a' AS value", {}, "or a column topic, is needed"),
+        ("'a' AS value", {}, "is needed, as an option or a column"),
         ("'a' AS value, 'x' AS topic", {"topic": "x"}, "exclude each other"),
         ("'a' AS value", {"topik": "y"}, "did you mean topic"),
-        ("'a' AS value", {"topic": "nowhere"}, "nowhere"),
+        ("'a' AS value", {"topic": "nowhere"}, "there is no stream and no exchange 'nowhere'"),
+        ("'a' AS value", {"stream": "nowhere"}, "no stream 'nowhere'"),
+        ("'a' AS value", {"topic": "written", "token": "revoked"}, "API key|token|credential"),
+        ("repeat('x', 20000000) AS value", {"topic": "written"}, "too large|at most|larger"),
         ("cast(null AS string) AS value", {"topic": "written"}, "the column value has a null"),
     ],
 )
@@ -137,6 +143,65 @@ def copying(spark: SparkSession, world: World, source: str, **options: Any) -> D
 def run(frame: DataFrame, world: World, folder: Path, target: str, **options: Any) -> None:
     writer = frame.writeStream.format("rookery").options(**world.here, topic=target, **options)
     writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start().awaitTermination()
+
+
+def test_rows_of_a_task_keep_their_order_in_each_partition(spark: SparkSession, world: World) -> None:
+    world.stream("ordered", partitions=2)
+    frame = spark.range(0, 2_000, 1, 1).selectExpr("concat('m', id) AS value", "cast(id % 2 AS int) AS partition")
+    write(frame, world, topic="ordered", maxBatchBytes="1k")
+    evens, odds = ([f"m{i}" for i in range(first, 2_000, 2)] for first in (0, 1))
+    assert world.values("ordered") == evens + odds
+
+
+def test_rows_of_very_different_sizes(spark: SparkSession, world: World) -> None:
+    """A batch of Spark is divided by what its rows really take, not by their mean."""
+    world.stream("uneven")
+    wide = spark.range(0, 1_000, 1, 1).selectExpr("if(id % 100 = 99, repeat('x', 2000000), 'small') AS value")
+    write(wide, world, topic="uneven")
+    found = spark.read.format("rookery").options(**world.here, subscribe="uneven").load()
+    sizes = found.selectExpr("length(value) AS bytes").groupBy("bytes").count().orderBy("bytes").collect()
+    assert [tuple(row) for row in sizes] == [(5, 990), (2_000_000, 10)]
+
+
+def test_two_queries_write_to_one_topic(spark: SparkSession, world: World, tmp_path: Path) -> None:
+    world.stream("shared")
+    queries = []
+    for name in ("left", "right"):
+        world.stream(name, 200)
+        frame = copying(spark, world, name, maxOffsetsPerTrigger=100)
+        rows = frame.selectExpr(f"concat('{name}-', cast(value AS string)) AS value").repartition(2)
+        writer = rows.writeStream.format("rookery").options(**world.here, topic="shared")
+        queries.append(writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start())
+    for query in queries:
+        query.awaitTermination()
+    expected = [f'{name}-"m{i}"' for name in ("left", "right") for i in range(200)]
+    assert sorted(world.values("shared")) == sorted(expected)
+
+
+def test_what_waited_too_long_for_its_commit_is_gone_and_the_batch_is_run_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "server").mkdir()
+    with gated(tmp_path / "server") as broker:
+        world = broker.world
+        world.stream("slow", 20)
+        world.stream("late")
+        stop = broker.gate.stop(committing(0), "request")
+        frame = copying(spark, world, "slow").selectExpr("value")
+        writer = frame.writeStream.format("rookery").options(**world.here, topic="late", stagingTtlMs=1_000)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query = writer.start()
+        stop.wait()
+        deadline = time.monotonic() + 60
+        while staged(world):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert world.values("late") == []
+        stop.release()
+        with pytest.raises(StreamingQueryException, match=r"no chunk .* \(any more\): nothing was committed"):
+            query.awaitTermination()
+        writer.start().awaitTermination()
+        assert len(world.values("late")) == 20
 
 
 def test_a_stream_is_copied_exactly_once(spark: SparkSession, world: World, tmp_path: Path) -> None:

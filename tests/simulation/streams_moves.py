@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rookery.core import ranges, retention, streams
 from rookery.core.groups import Group, delete_group, group_of
-from rookery.core.staging import Row
+from rookery.core.staging import NOBODY, Row
 from rookery.core.stream import Partition, Stream
 from rookery.errors import ChunkNotFound, GroupFenced, NotFound, StaleEpoch
 from rookery.properties import EMPTY, Properties, encode
@@ -113,7 +113,9 @@ def _stage(world: World, commit: Commit) -> None:
     for chunk, bodies in _chunks(commit):
         world.say(f"stage {chunk} {bodies}")
         rows = [Row("log", EMPTY, body) for body in bodies]
-        world.shard.staging.stage(world.process.home, chunk, stream, exchange, rows)
+        # every other epoch owns its rows
+        owner = (commit.producer, commit.epoch) if commit.epoch % 2 else NOBODY
+        world.shard.staging.stage(world.process.home, chunk, stream, exchange, rows, owner)
 
 
 def _commit(world: World, commit: Commit) -> None:

@@ -199,3 +199,11 @@ def test_with_a_compiler_every_hot_module_and_the_library_they_share_are_install
     hot = {module.replace(".", "/") + suffix for module in _compiled.HOT_MODULES}
     assert libraries == hot | {f"rookery__mypyc{suffix}"}
     assert runs_compiled(wheel, tmp_path)
+
+
+def test_the_broker_alone_installs_nothing_large() -> None:
+    """Spark, Arrow and clients of other engines come with extras."""
+    large = {"pyspark", "pyarrow", "pandas", "numpy", "deltalake", "grpcio", "redis", "asyncpg", "plotly"}
+    named = {re.split(r"[^A-Za-z0-9_-]", dependency)[0].lower() for dependency in PYPROJECT["project"]["dependencies"]}
+    assert not named & large
+    assert len(named) < 12

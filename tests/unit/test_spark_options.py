@@ -143,7 +143,7 @@ def test_a_token_comes_from_a_variable_and_is_not_shown(monkeypatch: pytest.Monk
 
 def test_a_sink_has_one_target_and_one_name() -> None:
     found = sink_options({**HERE, "topic": "out", "jobId": "j1", "maxBatchBytes": "1m"})
-    assert (found.topic, found.job, found.batch_bytes) == ("out", "j1", 1 << 20)
+    assert (found.target, found.job, found.batch_bytes) == (("topic", "out"), "j1", 1 << 20)
     with pytest.raises(InvalidArgument, match="exclude each other"):
         sink_options({**HERE, "topic": "a", "queue": "b"})
     with pytest.raises(InvalidArgument, match="exclude each other"):

@@ -11,7 +11,8 @@ import pytest
 
 from rookery.errors import InvalidArgument, SparkUnavailable
 from rookery.spark import session as make_session
-from rookery.spark.session import class_options, find_java, java_version, spark_settings, wrapped_java
+from rookery.spark.session import class_options, find_java, java_version, spark_home, spark_settings, wrapped_java
+from rookery.spark.shipping import connector, shipped
 
 
 def java(folder: Path, version: str) -> Path:
@@ -91,9 +92,62 @@ def test_the_archive_of_classes_is_made_once_and_then_used(tmp_path: Path) -> No
     assert f"-XX:SharedArchiveFile={path}" in class_options(home, tmp_path / "cache")
 
 
+def test_the_connector_is_one_file_that_needs_nothing_but_pyspark(tmp_path: Path) -> None:
+    made = connector(tmp_path)
+    assert connector(tmp_path) == made
+    assert list(tmp_path.iterdir()) == [made]
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import pyspark.sql, pyarrow.compute\n"
+        "known = {name.partition('.')[0] for name in sys.modules}; import pyspark_rookery, rookery\n"
+        "assert rookery.__file__.startswith(sys.argv[1]), rookery.__file__\n"
+        "more = {name.partition('.')[0] for name in sys.modules} - known - sys.stdlib_module_names\n"
+        "assert more == {'rookery', 'pyspark_rookery'}, more"
+    )
+    run = subprocess.run([sys.executable, "-c", program, str(made)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_clusters_get_the_connector_and_what_the_caller_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = shipped({"spark.files": "/a.txt"})
+    files = found["spark.files"].split(",")
+    assert files[0] == "/a.txt"
+    assert found["spark.executorEnv.PYTHONPATH"] == Path(files[1]).name
+    assert Path(files[1]).exists()
+
+
+def test_workers_do_not_compile_pyspark_from_its_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    home = spark_home()
+    assert home is not None
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core*.jar"))
+    assert not (home / "python").exists()
+    assert spark_home() == home
+    monkeypatch.setenv("PYSPARK_PYTHON", "/other/python")
+    assert spark_home() is None
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert spark_home() is None
+
+
 def test_a_wrong_argument_is_named_before_anything_starts() -> None:
     with pytest.raises(InvalidArgument, match="profile must be default or test"):
         make_session(profile="quick")  # type: ignore[arg-type]
+
+
+def test_no_module_of_the_broker_needs_spark() -> None:
+    program = """
+import importlib, pkgutil, sys
+sys.modules["pyspark"] = None
+import rookery
+for module in pkgutil.walk_packages(rookery.__path__, "rookery."):
+    if not module.name.startswith(("rookery.spark.", "rookery.pipelines.")) and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_broker_and_the_connector_s_package_import_no_spark() -> None:

@@ -7,7 +7,8 @@ decides it, and the rows are enqueued in slices after it; how far that has come 
 crash neither loses nor repeats a row.
 
 The invariant: an epoch of a producer happens once. The same epoch again succeeds and adds nothing; an older one, or a
-chunk that is not there, is refused whole.
+chunk that is not there, is refused whole. Rows that are staged for an epoch are dropped when it is committed without
+them, and are not kept when it was committed before: those whose attempts lost leave nothing behind.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rookery.core.topology import Tenant
 
 CHUNK_MS: Final = 3_600_000
-"""How long a chunk waits for its commit."""
+"""How long a chunk waits for its commit, unless it is said otherwise."""
 
 CHUNKS_MAX: Final = 10_000
 CHUNK_ROWS_MAX: Final = 1_000_000
@@ -42,6 +43,10 @@ SLICE_ROWS: Final = 200
 
 DUE_HEADER: Final = "x-deliver-at"
 """The header of a row for an exchange that says when its message is due, in milliseconds since 1970."""
+
+
+NOBODY: Final = ("", -1)
+"""The owner of a chunk that any epoch may take."""
 
 
 class Row:
@@ -63,12 +68,21 @@ class Row:
 class Chunk:
     """Rows that wait. Each part is a hidden partition, for one partition of the stream (-1: for an exchange)."""
 
-    def __init__(self, id: str, tenant: Tenant, stream: str, exchange: str, due_ms: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        tenant: Tenant,
+        stream: str,
+        exchange: str,
+        due_ms: int,
+        owner: tuple[str, int] = NOBODY,
+    ) -> None:
         self.id = id
         self.tenant = tenant
         self.stream = stream
         self.exchange = exchange
         self.due_ms = due_ms
+        self.owner = owner
         self.rows = 0
         self.bytes = 0
         self.parts: list[tuple[int, Partition]] = []
@@ -83,6 +97,7 @@ class Chunk:
             "stream": self.stream,
             "exchange": self.exchange,
             "due_ms": self.due_ms,
+            "owner": list(self.owner),
             "rows": self.rows,
             "bytes": self.bytes,
             "parts": [[index, int(part.number)] for index, part in self.parts],
@@ -112,10 +127,26 @@ class Staging:
 
     # Staging
 
-    def stage(self, tenant: Tenant, id: str, stream: str, exchange: str, rows: Sequence[Row]) -> Chunk:
-        """Write rows down for a stream, or for an exchange; a chunk that is there already is left as it is."""
+    def stage(
+        self,
+        tenant: Tenant,
+        id: str,
+        stream: str,
+        exchange: str,
+        rows: Sequence[Row],
+        owner: tuple[str, int] = NOBODY,
+        wait_ms: int = CHUNK_MS,
+    ) -> Chunk:
+        """Write rows down for a stream, or for an exchange; a chunk that is there already is left as it is.
+
+        The `owner` is the producer and the epoch that they are for. Of an epoch that has happened nothing is kept.
+        """
         if not id:
             raise InvalidArgument("a chunk needs an id", argument="chunk")
+        if self._has_happened(tenant, owner):
+            done = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms), owner)
+            done.rows = len(rows)
+            return done
         known = self.chunks.get((tenant.name, id))
         if known is not None:
             if known.rows != len(rows) or (known.stream, known.exchange) != (stream, exchange):
@@ -128,7 +159,7 @@ class Staging:
         for row in rows:
             if row.partition >= 0 and target is not None:
                 target.partition(row.partition)
-        chunk = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms) + CHUNK_MS)
+        chunk = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms) + wait_ms, owner)
         parts: dict[int, Partition] = {}
         routes: dict[str, Route] = {}
         loose = -1
@@ -156,6 +187,18 @@ class Staging:
         self._shard.log.change("chunk", tenant.name, chunk.as_dict())
         self._shard.streams_due_ms = min(int(self._shard.streams_due_ms), int(self._shard.mono_ms) + 1_000)
         return chunk
+
+    def _has_happened(self, tenant: Tenant, owner: tuple[str, int]) -> bool:
+        """Whether an epoch was the last to be committed; an older one is refused."""
+        producer, epoch = owner
+        if owner == NOBODY:
+            return False
+        if not producer or epoch < 0:
+            raise InvalidArgument("a producer has epochs from 0 on, and an epoch a producer", argument="producer")
+        last = self.producers.get((tenant.name, producer))
+        if last is not None and epoch < last["epoch"]:
+            raise _stale(producer, last["epoch"], epoch)
+        return last is not None and epoch == last["epoch"]
 
     def _check(self, tenant: Tenant, rows: Sequence[Row]) -> None:
         mine = [chunk for chunk in self.chunks.values() if chunk.tenant is tenant]
@@ -211,9 +254,7 @@ class Staging:
         last = self.producers.get((tenant.name, producer))
         if last is not None and epoch <= last["epoch"]:
             if epoch < last["epoch"]:
-                raise StaleEpoch(
-                    f"producer {producer!r} has committed epoch {last['epoch']} already, not {epoch}", argument="epoch"
-                )
+                raise _stale(producer, last["epoch"], epoch)
             return dict(last["result"])
         chunks = self._wanted(tenant, ids)
         shard.log.check()
@@ -253,10 +294,17 @@ class Staging:
                 "spooled": spooled,
             },
         )
+        self._drop_lost(tenant, producer, epoch)
         shard.log.when_durable(lambda: _show(shown))
         if spooled:
             shard.log.when_durable(self._go_on)
         return dict(result)
+
+    def _drop_lost(self, tenant: Tenant, producer: str, epoch: int) -> None:
+        """Drop what was staged for this epoch or older ones, and not committed."""
+        for chunk in list(self.chunks.values()):
+            if chunk.tenant is tenant and chunk.owner[0] == producer and 0 <= chunk.owner[1] <= epoch:
+                self.drop(tenant, chunk.id)
 
     def _wanted(self, tenant: Tenant, ids: Sequence[str]) -> list[Chunk]:
         chunks = []
@@ -362,7 +410,8 @@ class Staging:
     def replay(self, operation: str, tenant: Tenant, row: dict[str, Any]) -> None:
         """Make one change again."""
         if operation == "chunk":
-            chunk = Chunk(row["id"], tenant, row["stream"], row["exchange"], row["due_ms"])
+            producer, epoch = row.get("owner", NOBODY)
+            chunk = Chunk(row["id"], tenant, row["stream"], row["exchange"], row["due_ms"], (producer, epoch))
             chunk.rows, chunk.bytes = row["rows"], row["bytes"]
             chunk.parts = [(index, self._new_part(tenant, number)) for index, number in row["parts"]]
             self.chunks[(tenant.name, chunk.id)] = chunk
@@ -393,6 +442,10 @@ class Staging:
         if chunk is not None:
             for _, part in chunk.parts:
                 self._shard.partitions.pop(int(part.number), None)
+
+
+def _stale(producer: str, last: int, epoch: int) -> StaleEpoch:
+    return StaleEpoch(f"producer {producer!r} has committed epoch {last} already, not {epoch}", argument="epoch")
 
 
 def _show(shown: list[tuple[Partition, int]]) -> None:

@@ -88,7 +88,12 @@ class Client:
             self._http = self._connect()
         if self._to.token:
             headers = {**headers, "Authorization": f"Bearer {self._to.token}"}
-        self._http.request(method, url, body, headers)
+        try:
+            self._http.request(method, url, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            # what is refused for its size is answered before it is all there
+            if not body:
+                raise
         return self._http.getresponse()
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -108,6 +108,7 @@ BATCH_ROWS: Final = 32_768
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 MODES: Final = ("auto", "broker", "segments")
 BATCH_BYTES: Final = 4 << 20
+STAGING_MS: Final = 3_600_000
 TIMEOUT_MS: Final = 30_000
 RETRIES: Final = 5
 
@@ -160,17 +161,15 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Where rows go: at most one of the first four, without any of them the column `topic` says it for each row."""
+    """Where rows go: a kind and a name, which is empty when a column says it for each row."""
 
     connection: Connection
-    topic: str = ""
-    stream: str = ""
-    exchange: str = ""
-    queue: str = ""
+    target: tuple[str, str] = ("", "")
     producer: str = ""
     job: str = ""
     epoch: int = 0
     batch_bytes: int = BATCH_BYTES
+    staging_ms: int = STAGING_MS
 
 
 class Given:
@@ -319,20 +318,19 @@ def source_options(said: Mapping[str, str]) -> SourceOptions:
 def sink_options(said: Mapping[str, str]) -> SinkOptions:
     """Read the options of a sink."""
     given = Given(said, SINK)
-    given.one_of("topic", "stream", "exchange", "queue", needed=False)
+    kinds = ("topic", "stream", "exchange", "queue")
+    given.one_of(*kinds, needed=False)
     given.one_of("producerId", "jobId", needed=False)
     if given.has("epoch") and not given.has("producerId"):
         raise InvalidArgument("epoch is the number of a batch of producerId, which is missing", argument="epoch")
     return SinkOptions(
         connection=_connection(given),
-        topic=given.text("topic"),
-        stream=given.text("stream"),
-        exchange=given.text("exchange"),
-        queue=given.text("queue"),
+        target=next(((kind, given.text(kind)) for kind in kinds if given.has(kind)), ("", "")),
         producer=given.text("producerId"),
         job=given.text("jobId"),
         epoch=given.number("epoch", 0, 0, 1 << 53),
         batch_bytes=given.number("maxBatchBytes", BATCH_BYTES, 1 << 10, 1 << 30),
+        staging_ms=given.number("stagingTtlMs", STAGING_MS, 1_000, 7 * 86_400_000),
     )
 
 

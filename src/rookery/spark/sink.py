@@ -2,8 +2,8 @@
 
 A task stages its rows in chunks, which nobody sees, under names of its own attempt; the driver then commits the chunks
 of the attempts that Spark chose, all in one step, under the query's id and the number of the micro-batch. The broker
-takes each number once: a batch that is run again after a crash adds nothing. Chunks of attempts that lost are dropped,
-here where that is known, else by the broker when their time is over.
+takes each number once: a batch that is run again after a crash adds nothing. Chunks of attempts that lost are dropped
+by that commit, and those that come after it are not kept.
 """
 
 from __future__ import annotations
@@ -13,36 +13,50 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
-from rookery.errors import ChunkNotFound, InvalidArgument, InvalidType, StreamNotFound
+from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, InvalidType, StreamNotFound
 from rookery.spark.client import Client
 from rookery.spark.options import SinkOptions
 
-COLUMNS: Final = (
-    "value",
-    "key",
-    "headers",
-    "routing_key",
-    "partition",
-    "timestamp",
-    "priority",
-    "expiration_ms",
-    "delay_ms",
-    "message_id",
-    "correlation_id",
-    "content_type",
-)
-"""What a row may have beside `topic`; only `value` must be there."""
+_BYTES: Final = ("binary or string", (BinaryType, StringType))
+_TEXT: Final = ("string", (StringType,))
+_NUMBER: Final = ("a whole number", (IntegralType,))
 
-TOPIC: Final = "topic"
+COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
+    "value": _BYTES,
+    "key": _BYTES,
+    "headers": ("a map, or an array of structs of key and value", (MapType, ArrayType)),
+    "routing_key": _TEXT,
+    "partition": _NUMBER,
+    "timestamp": ("a timestamp", (TimestampType,)),
+    "priority": _NUMBER,
+    "expiration_ms": _NUMBER,
+    "delay_ms": _NUMBER,
+    "message_id": _TEXT,
+    "correlation_id": _TEXT,
+    "content_type": _TEXT,
+}
+"""What a row may have, and of which types; only `value` must be there."""
+
+TARGETS: Final = ("topic", "stream", "exchange", "queue")
+"""Where rows go: one of these is an option, or a column that says it for each row."""
 
 
 @dataclass
@@ -55,15 +69,16 @@ class Staged(WriterCommitMessage):
 
 
 class Stager:
-    """Stages the rows of one task."""
+    """Stages the rows of one task, for an epoch of a producer."""
 
-    def __init__(self, options: SinkOptions, name: str) -> None:
+    def __init__(self, options: SinkOptions, name: str, producer: str, epoch: int) -> None:
         self._options = options
         self._client = Client(options.connection)
         self._name = name
-        self._paths: dict[str, str] = {}
-        self._waiting: dict[str, list[pa.RecordBatch]] = {}
-        self._sizes: dict[str, int] = {}
+        self._owner: dict[str, object] = {"producer": producer, "epoch": epoch, "wait_ms": options.staging_ms}
+        self._kinds: dict[str, str] = {}
+        self._waiting: dict[tuple[str, str], list[pa.RecordBatch]] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
         self.chunks: list[str] = []
         self.rows = 0
 
@@ -72,62 +87,67 @@ class Stager:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Rows to be staged, now or with those to come."""
-        for topic, rows in self._by_topic(batch):
+        for target, rows in self._by_target(batch):
             # a batch of Spark may be larger than what the broker takes at once
-            size = max(1, rows.nbytes)
-            step = max(1, rows.num_rows * self._options.batch_bytes // size)
-            for at in range(0, rows.num_rows, step):
-                part = rows.slice(at, step)
-                self._waiting.setdefault(topic, []).append(part)
-                self._sizes[topic] = self._sizes.get(topic, 0) + size * part.num_rows // rows.num_rows
-                if self._sizes[topic] >= self._options.batch_bytes:
-                    self._stage(topic)
+            for part in pieces(rows, self._options.batch_bytes):
+                size = part.nbytes
+                if target in self._waiting and self._sizes[target] + size > self._options.batch_bytes:
+                    self._stage(target)
+                self._waiting.setdefault(target, []).append(part)
+                self._sizes[target] = self._sizes.get(target, 0) + size
 
     def finish(self) -> None:
-        for topic in list(self._waiting):
-            self._stage(topic)
+        for target in list(self._waiting):
+            self._stage(target)
 
-    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        if TOPIC not in batch.schema.names:
-            yield "", batch
+    def _by_target(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], pa.RecordBatch]]:
+        named = [kind for kind in TARGETS if kind in batch.schema.names]
+        if not named:
+            yield self._options.target, batch
             return
-        column = batch.column(TOPIC)
+        (kind,) = named
+        column = batch.column(kind)
         if column.null_count:
-            raise InvalidArgument("the column topic has a null", argument=TOPIC)
-        rest = batch.drop_columns([TOPIC])
-        for topic in pc.unique(column).to_pylist():
-            yield topic, rest.filter(pc.equal(column, topic))
+            raise InvalidArgument(f"the column {kind} has a null", argument=kind)
+        rest = batch.drop_columns([kind])
+        for name in pc.unique(column).to_pylist():
+            yield (kind, name), rest.filter(pc.equal(column, name))
 
-    def _stage(self, topic: str) -> None:
-        batches = self._waiting.pop(topic)
-        self._sizes.pop(topic)
+    def _stage(self, target: tuple[str, str]) -> None:
+        batches = self._waiting.pop(target)
+        self._sizes.pop(target)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         name = f"{self._name}-{len(self.chunks)}"
-        staged = self._client.post(self._path(topic), sink.getvalue().to_pybytes(), chunk=name)
+        self.rows += self._post(*target, sink.getvalue().to_pybytes(), name)["rows"]
         self.chunks.append(name)
-        self.rows += staged["rows"]
 
-    def _path(self, topic: str) -> str:
-        """Where rows for a topic are staged: it is the stream of that name, or else the exchange."""
-        options = self._options
-        if options.stream:
-            return f"/api/v1/streams/{quote(options.stream, safe='')}/stage"
-        if options.exchange:
-            return f"/api/v1/exchanges/{quote(options.exchange, safe='')}/stage"
-        if options.queue:
-            return f"/api/v1/queues/{quote(options.queue, safe='')}/stage"
-        name = topic or options.topic
-        if name not in self._paths:
+    def _post(self, kind: str, name: str, body: bytes, chunk: str) -> Any:
+        """Stage a chunk; a topic is the stream of that name, or else the exchange."""
+        known = self._kinds.get(name) if kind == "topic" else kind
+        if known:
+            return self._client.post(_path(known, name), body, chunk=chunk, **self._owner)
+        for each in ("stream", "exchange"):
             try:
-                self._client.bounds(name)
-                kind = "streams"
-            except StreamNotFound:
-                kind = "exchanges"
-            self._paths[name] = f"/api/v1/{kind}/{quote(name, safe='')}/stage"
-        return self._paths[name]
+                staged = self._client.post(_path(each, name), body, chunk=chunk, **self._owner)
+            except (StreamNotFound, ExchangeNotFound):
+                continue
+            self._kinds[name] = each
+            return staged
+        raise StreamNotFound(f"there is no stream and no exchange {name!r}", argument="topic")
+
+
+def pieces(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in order, in batches of at most so many bytes, or of one row."""
+    if rows.num_rows <= 1 or rows.nbytes <= most_bytes:
+        if rows.num_rows:
+            yield rows
+        return
+    half = rows.num_rows // 2
+    yield from pieces(rows.slice(0, half), most_bytes)
+    yield from pieces(rows.slice(half), most_bytes)
 
 
 class _Writing:
@@ -139,25 +159,29 @@ class _Writing:
             raise InvalidArgument("what was published cannot be overwritten: use the mode append", argument="mode")
         self._options = options
 
-    def _staged(self, batches: Iterator[pa.RecordBatch], query: str, name: str) -> Staged:
-        with closing(Stager(self._options, name)) as stager:
+    def _staged(self, batches: Iterator[pa.RecordBatch], producer: str, epoch: int) -> Staged:
+        task = TaskContext.get()
+        assert task is not None, "rows are written by tasks"
+        # no other attempt has this in its name, not even one of the same task that is thought dead
+        attempt = f"{task.partitionId()}-{task.attemptNumber()}-{uuid.uuid4().hex}"
+        with closing(Stager(self._options, f"{producer[:100]}-{epoch}-{attempt}", producer, epoch)) as stager:
             for batch in batches:
                 stager.add(batch)
             stager.finish()
-            return Staged(query, stager.chunks, stager.rows)
+            return Staged(producer, stager.chunks, stager.rows)
 
     def _commit(self, producer: str, epoch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        chunks = _chunks(messages)
         with closing(Client(self._options.connection)) as client:
             path = f"/api/v1/producers/{quote(producer, safe='')}/commit"
-            done = client.post(path, {"epoch": epoch, "chunks": chunks})
-            if done["duplicate"]:
-                # it was committed before by chunks of another attempt, or by these, which are gone then
-                _drop(client, chunks)
+            client.post(path, {"epoch": epoch, "chunks": _chunks(messages)})
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         with closing(Client(self._options.connection)) as client:
-            _drop(client, _chunks(messages))
+            for chunk in _chunks(messages):
+                try:
+                    client.delete(f"/api/v1/chunks/{quote(chunk, safe='')}")
+                except ChunkNotFound:
+                    pass
 
 
 class StreamSink(_Writing, DataSourceStreamArrowWriter):
@@ -166,9 +190,11 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         task = TaskContext.get()
         assert task is not None, "rows are written by tasks"
-        query = self._options.producer or task.getLocalProperty("sql.streaming.queryId") or ""
-        number = task.getLocalProperty("streaming.sql.batchId")
-        return self._staged(iterator, query, f"{query[:100]}-{number}-{_attempt(task)}")
+        query = self._options.producer or task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        assert query is not None, "a stream is written by a query"
+        assert batch is not None, "a query writes micro-batches"
+        return self._staged(iterator, query, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         queries = {message.query for message in messages if isinstance(message, Staged)}
@@ -181,22 +207,17 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
 
 
 class BatchSink(_Writing, DataSourceArrowWriter):
-    """One job: with `jobId` it can be repeated and happens once, without it happens wholly or not at all.
-
-    With `producerId` and `epoch` it is one of many batches, each of which happens once, as `foreachBatch` needs it.
-    """
+    """One job: with `jobId` it can be repeated and happens once, without it happens wholly or not at all."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
         self._job = options.job or options.producer or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        task = TaskContext.get()
-        assert task is not None, "rows are written by tasks"
-        return self._staged(iterator, self._job, f"{self._job[:100]}-{_attempt(task)}")
+        return self._staged(iterator, self._job, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(self._job, self._options.epoch, messages)
+        self._commit(self._job, 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
@@ -204,40 +225,33 @@ class BatchSink(_Writing, DataSourceArrowWriter):
 
 def check_rows(options: SinkOptions, schema: StructType) -> None:
     """Raise unless rows of this schema can be published under these options."""
-    named = options.topic or options.stream or options.exchange or options.queue
-    known = COLUMNS if named else (*COLUMNS, TOPIC)
+    _, named = options.target
+    known = (*COLUMNS, *TARGETS)
+    targets = [name for name in schema.names if name in TARGETS]
     for name in schema.names:
-        if name == TOPIC and named:
-            raise InvalidArgument(
-                f"the column topic and the option that names {named!r} exclude each other", argument=TOPIC
-            )
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.6)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             raise InvalidArgument(f"a message has no column {name!r}{hint}", argument=name)
+        said, kinds = COLUMNS.get(name, _TEXT)
+        if not isinstance(schema[name].dataType, kinds):
+            found = schema[name].dataType.simpleString()
+            raise InvalidType(f"the column {name} must be {said}, not {found}", argument=name)
     if "value" not in schema.names:
         raise InvalidArgument("the column value is missing: it is the body of the message", argument="value")
-    if not isinstance(schema["value"].dataType, BinaryType | StringType):
-        raise InvalidType(
-            f"the column value must be binary or string, not {schema['value'].dataType.simpleString()}",
-            argument="value",
+    if targets and named:
+        raise InvalidArgument(
+            f"the column {targets[0]} and the option that names {named!r} exclude each other", argument=targets[0]
         )
-    if not named and TOPIC not in schema.names:
-        raise InvalidArgument("one of topic, stream, exchange, queue, or a column topic, is needed", argument=TOPIC)
+    if len(targets) > 1:
+        raise InvalidArgument(f"the columns {' and '.join(targets)} exclude each other", argument=targets[1])
+    if not targets and not named:
+        raise InvalidArgument(f"one of {', '.join(TARGETS)} is needed, as an option or a column", argument="topic")
 
 
-def _attempt(task: TaskContext) -> str:
-    """What no other attempt has in its name, not even one of the same task that is thought dead."""
-    return f"{task.partitionId()}-{task.attemptNumber()}-{uuid.uuid4().hex}"
+def _path(kind: str, name: str) -> str:
+    return f"/api/v1/{kind}s/{quote(name, safe='')}/stage"
 
 
 def _chunks(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
     return [chunk for message in messages if isinstance(message, Staged) for chunk in message.chunks]
-
-
-def _drop(client: Client, chunks: list[str]) -> None:
-    for chunk in chunks:
-        try:
-            client.delete(f"/api/v1/chunks/{quote(chunk, safe='')}")
-        except ChunkNotFound:
-            pass

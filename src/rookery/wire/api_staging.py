@@ -5,11 +5,12 @@ Rows come as JSON, lines of JSON or an Arrow IPC stream. They are read in a thre
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from rookery.core.staging import Chunk, Row
+from rookery.core.staging import CHUNK_MS, NOBODY, Chunk, Row
 from rookery.errors import ChunkNotFound
 from rookery.wire import api_bodies
 from rookery.wire.api import ARROW, Api, require_some
@@ -22,18 +23,20 @@ from rookery.wire.rest_types import CheckedName, CheckedShort, Name
 
 ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Wait = Annotated[int, msgspec.Meta(ge=1_000, le=7 * 86_400_000)]
 
 ROWS: Final = {JSON: list[Item], LINES[0]: str, ARROW.decode(): bytes, PACKED: bytes}
 """What bodies of chunks may be, for the OpenAPI document."""
 
 
 class Staged(msgspec.Struct):
-    """`due_ms` is when the chunk is thrown away unless it is committed."""
+    """`due_ms` is when the chunk is thrown away unless it is committed; `kept` is false when its epoch has happened."""
 
     chunk: str
     rows: int
     bytes: int
     due_ms: int
+    kept: bool
 
 
 class ChunkShown(msgspec.Struct):
@@ -43,6 +46,8 @@ class ChunkShown(msgspec.Struct):
     rows: int
     bytes: int
     due_ms: int
+    producer: str
+    epoch: int | None
 
 
 class ChunkList(msgspec.Struct):
@@ -85,6 +90,22 @@ class ProducerShown(msgspec.Struct):
     epoch: int | None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Where rows go, under which name, for which epoch, and how long they wait for it."""
+
+    chunk: str | None
+    stream: str
+    exchange: str
+    key: str
+    producer: str
+    epoch: int | None
+    wait_ms: int
+
+    def owner(self) -> tuple[str, int]:
+        return self.producer, -1 if self.epoch is None else self.epoch
+
+
 class StagingRoutes:
     """The routes."""
 
@@ -92,33 +113,62 @@ class StagingRoutes:
         self._api = api
         self._staging = api.shard.staging
 
-    def stage_to_stream(self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None) -> object:
-        """Stage rows for a stream. Under a `chunk` name of one's own it may be repeated."""
+    def stage_to_stream(
+        self,
+        call: Call,
+        name: Name,
+        body: bytes,
+        chunk: ChunkName | None = None,
+        producer: CheckedName = "",
+        epoch: Epoch | None = None,
+        wait_ms: Wait = CHUNK_MS,
+    ) -> object:
+        """Stage rows for a stream. Under a `chunk` name of one's own it may be repeated.
+
+        Rows that are said to be for an epoch of a producer are dropped when it is committed without them.
+        """
         self._api.stream(call, name, "write")
-        return self._stage(call, body, chunk, name, "", name)
+        return self._stage(call, body, Asked(chunk, name, "", name, producer, epoch, wait_ms))
 
     def stage_to_exchange(
-        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, routing_key: CheckedShort = ""
+        self,
+        call: Call,
+        name: Name,
+        body: bytes,
+        chunk: ChunkName | None = None,
+        routing_key: CheckedShort = "",
+        producer: CheckedName = "",
+        epoch: Epoch | None = None,
+        wait_ms: Wait = CHUNK_MS,
     ) -> object:
         """Stage rows for an exchange; those without a routing key have that of the query."""
         call.principal.require("write", name, kind="exchange")
         self._api.tenant(call).exchange(name)
         check_routing_key(routing_key)
-        return self._stage(call, body, chunk, "", name, routing_key)
+        return self._stage(call, body, Asked(chunk, "", name, routing_key, producer, epoch, wait_ms))
 
     def stage_to_queue(
-        self, call: Call, name: Name, body: bytes, chunk: ChunkName | None = None, create: bool = True
+        self,
+        call: Call,
+        name: Name,
+        body: bytes,
+        chunk: ChunkName | None = None,
+        create: bool = True,
+        producer: CheckedName = "",
+        epoch: Epoch | None = None,
+        wait_ms: Wait = CHUNK_MS,
     ) -> object:
         """Stage rows for a queue. Without `create`, one that is not there is an error."""
         if create:
             self._api.rest.queue(call, name, FACE, "write")
         else:
             self._api.rest.existing(call, name, "write")
-        return self._stage(call, body, chunk, "", "", name)
+        return self._stage(call, body, Asked(chunk, "", "", name, producer, epoch, wait_ms))
 
-    def _stage(self, call: Call, body: bytes, chunk: str | None, stream: str, exchange: str, key: str) -> object:
+    def _stage(self, call: Call, body: bytes, asked: Asked) -> object:
         self._api.rest.check_room()
-        name = chunk or f"chunk-{self._api.random_text()}"
+        stream, exchange, key = asked.stream, asked.exchange, asked.key
+        name = asked.chunk or f"chunk-{self._api.random_text()}"
         now_ms = int(self._api.shard.wall_ms)
         kind = call.header(b"content-type").partition(";")[0].strip().lower()
         names = {"stream": stream, "exchange": exchange, "topic": stream or exchange, "queue": key}
@@ -134,8 +184,10 @@ class StagingRoutes:
             if fixed:
                 for row in rows:
                     row.key = key
-            made = self._staging.stage(self._api.tenant(call), name, stream, exchange, rows)
-            return self._api.after(call, lambda: Staged(made.id, made.rows, made.bytes, made.due_ms))
+            tenant, staging = self._api.tenant(call), self._staging
+            made = staging.stage(tenant, name, stream, exchange, rows, asked.owner(), asked.wait_ms)
+            kept = (tenant.name, made.id) in staging.chunks
+            return self._api.after(call, lambda: Staged(made.id, made.rows, made.bytes, made.due_ms, kept))
 
         return self._api.later(call, work, then)
 
@@ -168,13 +220,8 @@ class StagingRoutes:
         """The chunks of the tenant that wait for their commit, and that the caller could commit."""
         require_some(call.principal, "write")
         tenant = self._api.tenant(call)
-        return ChunkList(
-            [
-                ChunkShown(each.id, each.stream, each.exchange, each.rows, each.bytes, each.due_ms)
-                for each in self._staging.chunks.values()
-                if each.tenant is tenant and _may(call, each)
-            ]
-        )
+        found = self._staging.chunks.values()
+        return ChunkList([_shown(each) for each in found if each.tenant is tenant and _may(call, each)])
 
     def drop(self, call: Call, chunk: ChunkName) -> ChunkDropped:
         """Throw a chunk away."""
@@ -187,6 +234,12 @@ class StagingRoutes:
             raise ChunkNotFound(f"no chunk {chunk!r} (any more)", argument="chunk")
         call.lasting()
         return ChunkDropped(chunk, "dropped")
+
+
+def _shown(chunk: Chunk) -> ChunkShown:
+    producer, epoch = chunk.owner
+    last = None if chunk.owner == NOBODY else epoch
+    return ChunkShown(chunk.id, chunk.stream, chunk.exchange, chunk.rows, chunk.bytes, chunk.due_ms, producer, last)
 
 
 def _may(call: Call, chunk: Chunk) -> bool:

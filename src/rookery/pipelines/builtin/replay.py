@@ -185,8 +185,7 @@ def publish(
     from rookery.spark.options import SinkOptions
     from rookery.spark.sink import Stager
 
-    target: dict[str, Any] = {replay.kind: replay.to}
-    options = SinkOptions(connection, producer=replay.producer, **target)
+    options = SinkOptions(connection, (replay.kind, replay.to), replay.producer)
     commit = f"/api/v1/producers/{quote(replay.producer, safe='')}/commit"
     began, before = clock(), replay.rows_done
     with closing(Client(connection)) as client:
@@ -196,8 +195,9 @@ def publish(
             if rate:
                 due = began + (replay.rows_done - before) / rate
                 wait(max(0.0, due - clock()))
-            # a name of its own for each attempt: what was staged before it died is dropped by the broker in time
-            with closing(Stager(options, f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}")) as stager:
+            # a name of its own for each attempt: what one that died has staged is dropped with the commit
+            name = f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}"
+            with closing(Stager(options, name, replay.producer, number)) as stager:
                 stager.add(batch)
                 stager.finish()
             client.post(commit, {"epoch": number, "chunks": stager.chunks})

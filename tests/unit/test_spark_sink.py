@@ -1,0 +1,83 @@
+"""Rows for the broker: which columns they may have, and how they are divided."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from rookery.errors import InvalidArgument, InvalidType
+from rookery.spark.options import sink_options
+from rookery.spark.sink import COLUMNS, check_rows, pieces
+from rookery.store import arrow_rows
+
+HERE = {"endpoint": "http://localhost:8080"}
+TO_STREAM = sink_options({**HERE, "stream": "out"})
+BY_COLUMN = sink_options(HERE)
+
+
+def schema(**columns: DataType) -> StructType:
+    made = StructType()
+    for name, kind in columns.items():
+        made.add(name, kind)
+    return made
+
+
+def test_the_columns_are_those_that_the_broker_knows() -> None:
+    assert tuple(COLUMNS) == arrow_rows.COLUMNS
+
+
+def test_rows_with_every_kind_of_column() -> None:
+    headers = MapType(StringType(), BinaryType())
+    more = schema(
+        value=StringType(), key=BinaryType(), headers=headers, partition=LongType(), timestamp=TimestampType()
+    )
+    check_rows(TO_STREAM, more)
+    for target in ("topic", "stream", "exchange", "queue"):
+        check_rows(BY_COLUMN, schema(value=BinaryType(), **{target: StringType()}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (schema(valeu=StringType()), "no column 'valeu'; did you mean value"),
+        (schema(key=StringType()), "the column value is missing"),
+        (schema(value=IntegerType()), "value must be binary or string, not int"),
+        (schema(value=StringType(), partition=StringType()), "partition must be a whole number, not string"),
+        (schema(value=StringType(), delay_ms=DoubleType()), "delay_ms must be a whole number, not double"),
+        (schema(value=StringType(), timestamp=LongType()), "timestamp must be a timestamp, not bigint"),
+        (schema(value=StringType(), headers=StringType()), "headers must be a map, or an array"),
+        (schema(value=StringType(), queue=StringType()), "exclude each other"),
+    ],
+)
+def test_what_does_not_fit_is_named(columns: StructType, words: str) -> None:
+    with pytest.raises((InvalidArgument, InvalidType), match=words):
+        check_rows(TO_STREAM, columns)
+
+
+def test_there_is_one_target() -> None:
+    with pytest.raises(InvalidArgument, match="as an option or a column"):
+        check_rows(BY_COLUMN, schema(value=StringType()))
+    with pytest.raises(InvalidArgument, match="queue and topic exclude each other"):
+        check_rows(BY_COLUMN, schema(value=StringType(), queue=StringType(), topic=StringType()))
+
+
+@given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 500))
+def test_pieces_are_the_same_rows_and_none_is_too_large(sizes: list[int], most: int) -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * size for size in sizes], pa.binary())})
+    found = list(pieces(rows, most))
+    assert [len(value) for part in found for value in part.column("value").to_pylist()] == sizes
+    assert all(part.num_rows == 1 or part.nbytes <= most for part in found)
+    assert all(part.num_rows for part in found)
