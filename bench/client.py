@@ -17,8 +17,8 @@ from statistics import median
 import httpx
 
 import rookery
+from bench.asking import KEY, Server, request
 from bench.harness import title
-from bench.http import KEY, Server, request
 
 BODY = {"task": "resize", "image": 7}
 

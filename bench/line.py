@@ -10,8 +10,8 @@ import socket
 from argparse import ArgumentParser
 from collections.abc import Callable
 
+from bench.asking import Server
 from bench.harness import BODY_BYTES, Case, show, start, title
-from bench.http import Server
 
 BATCH = 500
 BODY = b"x" * BODY_BYTES

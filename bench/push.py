@@ -12,9 +12,9 @@ import socket
 from argparse import ArgumentParser
 from collections.abc import Callable
 
+from bench.asking import KEY, Server, request
+from bench.asking import Client as HttpClient
 from bench.harness import BODY_BYTES, Case, show, start, title
-from bench.http import KEY, Server, request
-from bench.http import Client as HttpClient
 
 BATCH = 5_000
 MASK = b"\0\0\0\0"

@@ -1,7 +1,8 @@
-"""The servers that a benchmark over AMQP compares, each in a folder of its own, on free ports of the loopback.
+"""The servers that a benchmark compares, each in a folder of its own, on free ports of the loopback.
 
 A `Server` is a process with all its descendants: CPU time is read from their clocks, to the nanosecond and with the
-threads that have ended; memory is what is resident. RabbitMQ runs as it is packaged, with no plugins.
+threads that have ended; memory is what is resident. RabbitMQ runs as it is packaged, with no plugins unless its HTTP
+API is asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
+
+from rookery import __version__
 
 # Debian's rabbitmq-server changes the user and drops the environment; this is what it starts.
 _STARTED_BY_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -61,12 +64,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def rookery(folder: Path, *options: str) -> Iterator[Server]:
+def rookery(folder: Path, *options: str, face: str = "amqp") -> Iterator[Server]:
     """A server of the interpreter that runs this, with its journal on disk, which is the default."""
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "rookery", "serve", "--host", "127.0.0.1", "--http-port", "off"]
-    command += ["--line-port", "off"]
-    with _running([*command, "--amqp-port", "0", *options], folder, dict(os.environ)) as (process, log):
+    command = [sys.executable, "-m", "rookery", "serve", "--host", "127.0.0.1"]
+    for each in ("http", "amqp", "line"):
+        command += [f"--{each}-port", "0" if each == face else "off"]
+    with _running([*command, *options], folder, dict(os.environ)) as (process, log):
 
         def listening() -> dict[str, str] | None:
             for line in log.read_text().splitlines():
@@ -75,19 +79,22 @@ def rookery(folder: Path, *options: str) -> Iterator[Server]:
             return None
 
         said = _until(listening, process, log)
-        yield Server("rookery", f"Rookery {version('rookery')}", process.pid, int(said["amqp"].rpartition(":")[2]))
+        yield Server("rookery", f"Rookery {__version__}", process.pid, int(said[face].rpartition(":")[2]))
 
 
 @contextlib.contextmanager
-def rabbitmq(folder: Path) -> Iterator[Server]:
+def rabbitmq(folder: Path, face: str = "amqp") -> Iterator[Server]:
     """A node that meets no other: it has an epmd of its own. Its guest may come from the loopback."""
     program = shutil.which("rabbitmq-server")
     if program is None:
         raise SystemExit("there is no rabbitmq-server to compare with (Debian: apt-get install rabbitmq-server)")
     folder.mkdir(parents=True)
-    port, distribution, names = _free_ports(3)
-    (folder / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\nlog.file.level = warning\n")
-    (folder / "enabled_plugins").write_text("[].")
+    port, distribution, names, http = _free_ports(4)
+    settings = f"listeners.tcp.default = 127.0.0.1:{port}\nlog.file.level = warning\n"
+    if face == "http":
+        settings += f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {http}\n"
+    (folder / "rabbitmq.conf").write_text(settings)
+    (folder / "enabled_plugins").write_text("[rabbitmq_management]." if face == "http" else "[].")
     (folder / "env").write_text("")
     environ = {
         **os.environ,
@@ -111,8 +118,19 @@ def rabbitmq(folder: Path) -> Iterator[Server]:
         _running(["epmd", "-port", str(names)], folder / "epmd", environ),
         _running([node], folder / "node", environ) as (process, log),
     ):
-        _until(lambda: _answers(port), process, log)
-        yield Server("rabbitmq", _rabbitmq_version(), process.pid, port)
+        served = http if face == "http" else port
+        _until(lambda: _answers(served), process, log)
+        yield Server("rabbitmq", _rabbitmq_version(), process.pid, served)
+
+
+@contextlib.contextmanager
+def fastapi(folder: Path) -> Iterator[Server]:
+    """A queue as one writes it in an afternoon: FastAPI on uvicorn, lists in Redis, which is its child."""
+    http, redis = _free_ports(2)
+    command = [sys.executable, str(Path(__file__).parent / "load" / "fastapi_queue.py"), str(http), str(redis)]
+    with _running(command, folder, dict(os.environ)) as (process, log):
+        _until(lambda: _answers(http) and _answers(redis), process, log)
+        yield Server("fastapi", f"FastAPI {version('fastapi')} with Redis", process.pid, http)
 
 
 @contextlib.contextmanager

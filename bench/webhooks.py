@@ -13,8 +13,8 @@ import time
 from argparse import ArgumentParser
 from multiprocessing.connection import Connection
 
+from bench.asking import Client, Server, request
 from bench.harness import BODY_BYTES, Case, show, start, title
-from bench.http import Client, Server, request
 from bench.push import fill
 
 CONCURRENCY = 100

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rookery.core.staging import Row
 from rookery.core.stream import Partition
-from rookery.embed.engine import AsyncEngine
+from rookery.embed.engine import AsyncEngine, Engine
 from rookery.errors import StoreError
 from rookery.model import Message
 from rookery.store.history import Reading, can_seal
@@ -26,7 +26,7 @@ THREADS: Final = 2
 class EngineArchive:
     """The archive of an engine, as `wire.api.Archive` describes it."""
 
-    def __init__(self, engine: AsyncEngine, turns: Turns) -> None:
+    def __init__(self, engine: AsyncEngine | Engine, turns: Turns) -> None:
         self._engine = engine
         self._turns = turns
         self._loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""AMQP and the line protocol over the loop's turns: how a server, or a program that embeds a broker, comes to serve it.
+"""Faces over the loop's turns: how a server, or a program that embeds a broker, comes to serve them.
 
-`attach` opens a listener on the engine of an async broker, in the broker's own loop; `attach_thread` on that of a
+`attach` opens listeners on the engine of an async broker, in the broker's own loop; `attach_thread` on that of a
 blocking one, in a thread.
 """
 
@@ -15,20 +15,24 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from rookery import __version__
+from rookery.config import Settings
 from rookery.core.access import Access
+from rookery.embed.engine import AsyncEngine, Engine
+from rookery.errors import InvalidArgument
 from rookery.gate import Gate
 from rookery.listeners import Attendance, Listener
 from rookery.logs import make_log
 from rookery.turns import Driver, Turns
+from rookery.web import Web
 from rookery.wire.amqp import AmqpFace
 from rookery.wire.line import LineFace
+from rookery.wire.turn import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.clock import Clock
     from rookery.embed import AsyncBroker, Broker
-    from rookery.embed.engine import Engine
     from rookery.logs import Log
 
 CONNECTIONS_MAX: Final = 10_000
@@ -47,7 +51,7 @@ CAPABILITIES: Final[dict[str, object]] = {
 }
 
 
-def amqp_face(turns: Turns, gate: Gate, access: Access, log: Log) -> AmqpFace:
+def amqp_face(turns: Turns, gate: Gate, log: Log) -> AmqpFace:
     """A face that logs in at the gate, and ends the connections of those who lose their rights."""
     face = AmqpFace(turns.turn, gate.login, gate.enter, _random_text)
     face.log = lambda event, peer, reason: log.warning(event, peer=peer, reason=reason)
@@ -57,11 +61,11 @@ def amqp_face(turns: Turns, gate: Gate, access: Access, log: Log) -> AmqpFace:
         "platform": "Python",
         "capabilities": CAPABILITIES,
     }
-    _look_around(face, turns, gate, access)
+    _look_around(face, turns, gate)
     return face
 
 
-def line_face(turns: Turns, gate: Gate, access: Access, log: Log) -> LineFace:
+def line_face(turns: Turns, gate: Gate, log: Log) -> LineFace:
     """A face of the line protocol that logs in at the gate, and ends the connections of those who lose their rights."""
     loop = asyncio.get_running_loop()
 
@@ -70,22 +74,21 @@ def line_face(turns: Turns, gate: Gate, access: Access, log: Log) -> LineFace:
 
     face = LineFace(turns.turn, gate.guest, gate.log_in, later)
     face.log = lambda event, peer, reason: log.warning(event, peer=peer, reason=reason)
-    _look_around(face, turns, gate, access)
+    _look_around(face, turns, gate)
     return face
 
 
-def _look_around(face: AmqpFace | LineFace, turns: Turns, gate: Gate, access: Access) -> None:
-    """Once a second, have a face do what time asks for, and look whether everyone still has rights."""
-    known = access.generation
+def _look_around(face: AmqpFace | LineFace, turns: Turns, gate: Gate) -> None:
+    """Have a face do what time asks for, once a second, and look whether everyone still has rights, also when some
+    were taken away.
+    """
 
     def look_around() -> None:
-        nonlocal known
         face.tick()
-        moved = access.generation != known
-        known = access.generation
-        face.recheck(gate.still_valid, moved)
+        face.recheck(gate.still_valid, False)
 
     turns.on_tick.append(look_around)
+    turns.on_revoked.append(lambda: face.recheck(gate.still_valid, True))
 
 
 def _random_text() -> str:
@@ -110,49 +113,105 @@ class _Locking:
 
 
 class Attached:
-    """A listener on a broker's engine; `close` ends it and leaves the broker as it is."""
+    """Listeners on a broker's engine; `close` ends them and leaves the broker as it is.
 
-    def __init__(self, driver: Driver, clock: Clock, access: Access | None) -> None:
-        log = make_log("warning", sys.stderr)
-        access = access or Access(os.urandom)
+    `amqp`, `http` and `line` are the addresses of those that were asked for, else empty.
+    """
+
+    def __init__(self, engine: AsyncEngine | Engine, clock: Clock, access: Access | None, settings: Settings) -> None:
+        log = make_log(settings.log_level, sys.stderr)
+        if access is None:
+            access = Access(os.urandom, guest=settings.guest)
+            access.set_fixed_key(settings.api_key)
+        driver: Driver = _Locking(engine) if isinstance(engine, Engine) else engine
         self.amqp = ""
+        self.http = ""
+        self.line = ""
         self._turns = Turns(driver, log)
-        self._gate = Gate(access, self._turns, clock, log)
-        self._face = amqp_face(self._turns, self._gate, access, log)
+        self._gate = Gate(access, self._turns, clock, log, open_to_all=settings.auth_mode == "none")
+        self._web = Web(engine, self._turns, access, clock, log, settings)
+        self._faces: dict[str, Face] = {
+            "amqp": amqp_face(self._turns, self._gate, log),
+            "http": self._web.face,
+            "line": line_face(self._turns, self._gate, log),
+        }
+        self._web.faces |= self._faces
         self._attendance = Attendance(CONNECTIONS_MAX, log)
-        self._attendance.attend(self._face)
-        self._listener = Listener(self._face, self._attendance, log)
+        self._listeners: list[Listener] = []
+        self._log = log
 
-    async def open(self, host: str, port: int) -> Attached:
-        self.amqp = await self._listener.open(host, port)
+    async def open(self, host: str, ports: dict[str, int | None]) -> Attached:
+        """Open the listeners that have a port, all of them or none."""
+        if all(port is None for port in ports.values()):
+            raise InvalidArgument("name a face to attach: amqp, http or line", argument="amqp")
+        for name, port in ports.items():
+            if port is None:
+                continue
+            face = self._faces[name]
+            self._attendance.attend(face)
+            listener = Listener(face, self._attendance, self._log)
+            try:
+                address = await listener.open(host, port)
+            except OSError:
+                await self.close()
+                raise
+            self._listeners.append(listener)
+            self._web.own_ports.add(int(address.rpartition(":")[2]))
+            setattr(self, name, address)
         self._turns.start()
         return self
 
     async def close(self) -> None:
-        self._listener.close()
-        self._turns.run(lambda: self._face.close_all("shutdown"))
+        for listener in self._listeners:
+            listener.close()
+        self._turns.run(self._take_leave)
+        calls = asyncio.ensure_future(self._web.webhooks.close(PATIENCE_SEC))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._attendance.empty.wait(), PATIENCE_SEC)
-        self._face.abort_all()
+        await calls
+        for face in self._faces.values():
+            face.abort_all()
         self._turns.stop()
         self._gate.close()
+        self._web.close()
+
+    def _take_leave(self) -> None:
+        for face in self._faces.values():
+            face.close_all("shutdown")
 
 
-async def attach(broker: AsyncBroker, *, amqp: int, host: str = "127.0.0.1", access: Access | None = None) -> Attached:
-    """Serve an async broker's tenants over AMQP, in the broker's own loop. `amqp` is a port, 0 for any free one."""
-    return await Attached(broker.engine, broker.clock, access).open(host, amqp)
+async def attach(
+    broker: AsyncBroker,
+    *,
+    amqp: int | None = None,
+    http: int | None = None,
+    line: int | None = None,
+    host: str = "127.0.0.1",
+    access: Access | None = None,
+    settings: Settings | None = None,
+) -> Attached:
+    """Serve an async broker's tenants over AMQP, HTTP or the line protocol, in the broker's own loop.
+
+    Each face that has a port is opened, 0 stands for any free one. `access` holds the keys and users that are let in;
+    without one it is the guest, from this machine, and the `api_key` of `settings`. Those say what else HTTP has to
+    know, as of a server.
+    """
+    attached = Attached(broker.engine, broker.clock, access, settings or _quiet())
+    return await attached.open(host, {"amqp": amqp, "http": http, "line": line})
 
 
 class AttachedThread:
-    """A listener on a blocking broker's engine, in a thread with a loop of its own."""
+    """Listeners on a blocking broker's engine, in a thread with a loop of its own."""
 
-    def __init__(self, broker: Broker, *, amqp: int, host: str = "127.0.0.1", access: Access | None = None) -> None:
+    def __init__(
+        self, broker: Broker, host: str, access: Access | None, settings: Settings, ports: dict[str, int | None]
+    ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rookery-amqp", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rookery-faces", daemon=True)
         self._thread.start()
 
         async def begin() -> Attached:
-            return await Attached(_Locking(broker.engine), broker.clock, access).open(host, amqp)
+            return await Attached(broker.engine, broker.clock, access, settings).open(host, ports)
 
         try:
             self._attached = asyncio.run_coroutine_threadsafe(begin(), self._loop).result()
@@ -160,6 +219,8 @@ class AttachedThread:
             self._end()
             raise
         self.amqp = self._attached.amqp
+        self.http = self._attached.http
+        self.line = self._attached.line
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -174,7 +235,20 @@ class AttachedThread:
 
 
 def attach_thread(
-    broker: Broker, *, amqp: int, host: str = "127.0.0.1", access: Access | None = None
+    broker: Broker,
+    *,
+    amqp: int | None = None,
+    http: int | None = None,
+    line: int | None = None,
+    host: str = "127.0.0.1",
+    access: Access | None = None,
+    settings: Settings | None = None,
 ) -> AttachedThread:
-    """Serve a blocking broker's tenants over AMQP, in a thread. `amqp` is a port, 0 for any free one."""
-    return AttachedThread(broker, amqp=amqp, host=host, access=access)
+    """Serve a blocking broker's tenants, as `attach` does, in a thread."""
+    ports = {"amqp": amqp, "http": http, "line": line}
+    return AttachedThread(broker, host, access, settings or _quiet(), ports)
+
+
+def _quiet() -> Settings:
+    """What a server has by default, but a log of warnings only."""
+    return Settings(log_level="warning")

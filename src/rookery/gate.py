@@ -8,6 +8,7 @@ nothing is the guest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class Gate:
         self._open = open_to_all
         self._tenant_connections_max = tenant_connections_max
         self._failed = FailedLogins(failures_max)
+        access.on_revoked.append(turns.revoked)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rookery-login")
 
     def login(self, connection: AmqpConnection, user: str, password: str) -> None:
@@ -160,4 +162,6 @@ class Gate:
         return self._access.still_valid(principal, self._clock.wall_ms())
 
     def close(self) -> None:
+        with contextlib.suppress(ValueError):  # closed before
+            self._access.on_revoked.remove(self._turns.revoked)
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -204,8 +204,13 @@ class MessageIds:
         self._keys: vec[i64] = keys
 
     def uuid(self, number: i64) -> str:
-        """A UUID version 4 text for the number of a message: 48 bits through a Feistel network, and 74 bits that follow
-        from them and the secret.
+        """A UUID version 4 text for the number of a message."""
+        digits = self.packed(number).hex()
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+    def packed(self, number: i64) -> bytes:
+        """The 16 bytes of that UUID: 48 bits through a Feistel network, and 74 bits that follow from them and the
+        secret.
         """
         keys = self._keys
         left = (number >> 24) & 0xFFFFFF
@@ -220,23 +225,28 @@ class MessageIds:
         second = _round(first, keys[5]) ^ left
         third = _round(second, keys[6]) ^ first
         fourth = _round(third, keys[7]) ^ second
+        high = int((left << 24) | right)
         # the version and the variant of the UUID stand in the middle
-        middle = (0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF)
-        whole = (int((left << 24) | right) << 80) | (int(middle) << 48) | int((third << 24) | fourth)
-        digits = whole.to_bytes(16, "big").hex()
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        middle = int((0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF))
+        low = int((third << 24) | fourth)
+        return (high << 80 | middle << 48 | low).to_bytes(16, "big")
 
     def number(self, text: str) -> int:
         """The number that `uuid` made this text of, or -1 when it made no such text."""
-        digits = text.replace("-", "")
-        if len(digits) != 32 or len(text) != 36:
+        if len(text) != 36 or text[8] != "-" or text[13] != "-" or text[18] != "-" or text[23] != "-":
             return -1
         try:
-            high: i64 = int(digits[:12], 16)
+            packed = bytes.fromhex(text.replace("-", ""))
         except ValueError:
             return -1
-        left = high >> 24
-        right = high & 0xFFFFFF
+        return self.unpacked(packed)
+
+    def unpacked(self, packed: bytes) -> int:
+        """The number that `packed` made these bytes of, or -1 when it made no such bytes."""
+        if len(packed) != 16:
+            return -1
+        left: i64 = packed[0] << 16 | packed[1] << 8 | packed[2]
+        right: i64 = packed[3] << 16 | packed[4] << 8 | packed[5]
         i: i64 = 3
         while i >= 0:
             swapped = left
@@ -244,7 +254,7 @@ class MessageIds:
             right = swapped
             i -= 1
         number = (left << 24) | right
-        return int(number) if self.uuid(number) == text.lower() else -1
+        return int(number) if self.packed(number) == packed else -1
 
 
 def _round(half: i64, key: i64) -> i64:

@@ -140,7 +140,7 @@ class Server:
         http = self._web.face
         self._gate = self._make_gate(self._turns)
         amqp = self._amqp(self._turns, self._gate)
-        line = line_face(self._turns, self._gate, self.access, self.log)
+        line = line_face(self._turns, self._gate, self.log)
         line.line_max_bytes = min(line.line_max_bytes, settings.message_max_bytes)
         line.dlq_suffix = settings.dlq_suffix
         self._web.faces |= {"amqp": amqp, "line": line}
@@ -168,7 +168,7 @@ class Server:
         )
 
     def _amqp(self, turns: Turns, gate: Gate) -> Face:
-        face = amqp_face(turns, gate, self.access, self.log)
+        face = amqp_face(turns, gate, self.log)
         face.channels_max = self.settings.channels_max
         face.heartbeat_sec = self.settings.heartbeat_sec
         return face

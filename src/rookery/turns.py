@@ -1,5 +1,6 @@
 """Takes turns in the event loop: for peers that were touched from outside, when the journal has more, when publishers
-may go on, and once a second for what time asks of each face. All faces of a server share the one `Turn` in here.
+may go on, when rights were taken away, and once a second for what time asks of each face. All faces of a server share
+the one `Turn` in here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ class Driver(Protocol):
 
 
 class Turns:
-    """The turn of a driver, and who takes it. `on_tick` holds what is done once a second, in a turn."""
+    """The turn of a driver, and who takes it.
+
+    `on_tick` holds what is done once a second, `on_revoked` what is done right after a turn in which somebody lost
+    rights; both in a turn.
+    """
 
     def __init__(self, driver: Driver, log: Log) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,6 +51,8 @@ class Turns:
         self._ticker: asyncio.TimerHandle | None = None
         self._held_long = False
         self.on_tick: list[Callable[[], None]] = []
+        self.on_revoked: list[Callable[[], None]] = []
+        self._rechecking = False
         self.turn = Turn(driver, self._wake, self._watch)
         self.turn.on_held = self._held
 
@@ -65,6 +72,18 @@ class Turns:
                     work()
             finally:
                 self.turn.end()
+
+    def revoked(self) -> None:
+        """Somebody lost rights, in a turn that is not over yet: see to it that they notice at once."""
+        if not self._rechecking:
+            self._rechecking = True
+            with contextlib.suppress(RuntimeError):  # as below
+                self._loop.call_soon_threadsafe(self.run, self._recheck)
+
+    def _recheck(self) -> None:
+        self._rechecking = False
+        for work in self.on_revoked:
+            work()
 
     def _wake(self) -> None:
         """Somebody else's turn, perhaps in another thread, left something for a peer."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rookery import __version__
 from rookery.archive import EngineArchive
 from rookery.core.access import Access
-from rookery.embed.engine import AsyncEngine
+from rookery.embed.engine import AsyncEngine, Engine
 from rookery.errors import InvalidConfig
 from rookery.limits import FailedLogins
 from rookery.webhooks import new_secret
@@ -21,6 +21,7 @@ from rookery.wire import (
     api_pipelines,
     api_routes,
     http_openapi,
+    http_spans,
     push,
     rest_keys,
     rest_legacy,
@@ -35,7 +36,8 @@ from rookery.wire.http_auth import Gatekeeper
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router, trace
 from rookery.wire.http_tokens import Tokens
-from rookery.wire.rest import Rest, RestOptions
+from rookery.wire.rest import Rest
+from rookery.wire.rest_types import RestOptions
 from rookery.wire.turn import Face
 
 if TYPE_CHECKING:
@@ -57,13 +59,11 @@ class Web:
     """The HTTP face of a server. `face` is what a listener brings connections to."""
 
     def __init__(
-        self, engine: AsyncEngine, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings
+        self, engine: AsyncEngine | Engine, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turns = turns
         self._log = log
-        self._access = access
-        self._generation = access.generation
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rookery-http-login")
         self._gatekeeper = Gatekeeper(
             access,
@@ -76,6 +76,7 @@ class Web:
         self.router = Router(self._gatekeeper, self._defect)
         self._gatekeeper.fail = self.router.fail
         self.face = self._face(settings)
+        self.face.spans = self.router.spans = http_spans.make(__version__)
         shard = turns.turn.shard
         self.rest = Rest(turns.turn, access, self.router, options(settings))
         operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
@@ -104,6 +105,7 @@ class Web:
         turns.on_tick.append(self.readers.tick)
         http_openapi.add_routes(self.router, __version__)
         turns.on_tick.append(self.tick)
+        turns.on_revoked.append(lambda: self.face.recheck(self._gatekeeper.still_valid, True))
 
     def _face(self, settings: Settings) -> HttpFace:
         face = HttpFace(self._turns.turn, self.router.handle, os.urandom(4).hex())
@@ -116,16 +118,16 @@ class Web:
         face.bodies_max_bytes = max(BODIES_MAX_BYTES, 2 * settings.http_body_max_bytes)
         if settings.log_level == "debug":
             face.done = self._answered
+            face.told_from = 0
         else:
             face.done = self._failed
+            face.told_from = 400
         return face
 
     def tick(self) -> None:
         """What time asks for, about once a second, in a turn."""
         self.face.tick()
-        if self._access.generation != self._generation:
-            self._generation = self._access.generation
-            self.face.recheck(self._gatekeeper.still_valid)
+        self.face.recheck(self._gatekeeper.still_valid, False)
 
     def close(self) -> None:
         self.archive.close()

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rookery.config import Settings
-from rookery.core.access import FULL, Rights
+from rookery.core.access import FULL, Access, Rights
 from rookery.embed import AsyncBroker, Broker
-from rookery.errors import InvalidConfig
+from rookery.errors import InvalidArgument, InvalidConfig
 from rookery.limits import is_local
 from rookery.listeners import address_of
 from rookery.logs import make_log
@@ -420,5 +421,48 @@ def test_amqp_on_an_embedded_blocking_broker() -> None:
         (delivery,) = broker.queue("in").claim(1, wait_ms=5000)
         assert delivery.body == b"from outside"
         delivery.ack()
+        attached.close()
+        attached.close()
+
+
+async def test_http_and_lines_on_an_embedded_async_broker(tmp_path: Path) -> None:
+    async with AsyncBroker(enable_persistence=True, persistence_path=str(tmp_path / "data")) as broker:
+        with pytest.raises(InvalidArgument):
+            await attach(broker)
+        attached = await attach(broker, http=0, line=0, settings=Settings(api_key="secret", log_level="error"))
+        assert (attached.amqp, attached.line != attached.http) == ("", True)
+        headers = {"Authorization": "Bearer secret"}
+        async with httpx.AsyncClient(base_url=f"http://{attached.http}", headers=headers, trust_env=False) as client:
+            queue = await broker.queue("q")
+            await queue.publish({"from": "inside"})
+            got = (await client.post("/api/v1/queues/q/pull")).json()
+            assert got["message"] == {"from": "inside"}
+            waiting = asyncio.create_task(client.post("/api/v1/queues/later/pull?wait=30"))
+            later = await broker.queue("later")
+            while not broker.engine.shard.tenants["default"].queues["later"].waiting_claims():
+                await asyncio.sleep(0)
+            await later.publish("now")
+            assert (await waiting).json()["message"] == "now"
+            sent = await client.post("/api/v1/queues/back/publish", json={"message": 1})
+            (delivery,) = await (await broker.queue("back")).claim(1)
+            assert (delivery.data, delivery.id) == (1, sent.json()["message_id"])
+            assert (await client.get("/health/ready")).status_code == 200
+            assert (await client.get("/api/v1/queues", headers={"Authorization": "Bearer x"})).status_code == 401
+        await attached.close()
+
+
+def test_http_on_an_embedded_blocking_broker() -> None:
+    access = Access(os.urandom)
+    key = access.create_key("default", 0).text
+    with Broker() as broker:
+        attached = attach_thread(broker, http=0, access=access)
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=f"http://{attached.http}", headers=headers, trust_env=False) as client:
+            broker.queue("q").publish("from inside")
+            assert client.post("/api/v1/queues/q/pull").json()["message"] == "from inside"
+            client.post("/publish?queue=in", content=b"from outside")
+            (delivery,) = broker.queue("in").claim(1, wait_ms=30_000)
+            assert delivery.body == b"from outside"
+            delivery.ack()
         attached.close()
         attached.close()

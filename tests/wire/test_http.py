@@ -315,7 +315,8 @@ def test_a_defect_is_answered_with_500_and_logged_under_the_request(tmp_path: Pa
     with world(tmp_path) as web:
 
         def broken(server: Any) -> None:
-            server._web.rest.publish = None
+            (route,) = [r for r in server._web.router.routes if r.template == "/api/v1/queues/{name}/publish"]
+            route.handler = None
 
         web.inside(broken)
         answer = web.admin.post("/api/v1/queues/q/publish", json={"message": "not in the log"})

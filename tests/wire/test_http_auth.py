@@ -84,7 +84,7 @@ def test_users_by_password(web: World) -> None:
     threads = [
         threading.Thread(
             target=lambda: answers.append(
-                httpx.get(web.base + STATS, headers=basic("ada", "pw"), verify=False).status_code
+                httpx.get(web.base + STATS, headers=basic("ada", "pw"), verify=False, timeout=60).status_code
             )
         )
         for _ in range(4)

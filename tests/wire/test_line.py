@@ -99,7 +99,7 @@ CONVERSATIONS: list[tuple[tuple[str, ...], str, str]] = [
             "Error: prefetch must be a whole number from 1 to 100000, not -\n"
             "Error: prefetch and lease_ms are for consumers with ack=manual\n"
             "Error: name must be a text of 1 to 255 characters\n"
-            "Error: unknown option speed; there are ack, prefetch, priority, name, lease_ms\n"
+            "Error: unknown option speed; there are ack, prefetch, priority, name, lease_ms, trace\n"
         ),
     ),
     (

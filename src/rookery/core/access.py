@@ -2,7 +2,8 @@
 
 Times and random bytes are handed in, so equal calls give equal state. Invariants: only digests of secrets are kept,
 and nothing here shows even those in its `repr`; a refused credential does not say which part of it was wrong; whatever
-takes a right away raises `generation`, so that the holder of a principal knows to ask `still_valid` again.
+takes a right away raises `generation` and calls `on_revoked`, so that the holder of a principal knows to ask
+`still_valid` again.
 
 Passwords are slow to verify by design (scrypt, some 50 ms). A server takes `Access.password_check` out of its loop:
 
@@ -103,6 +104,8 @@ class Access:
         self.generation = 0
         # told of each change as (operation, details in plain values), for whoever writes it down
         self.on_change: Callable[[str, dict[str, object]], None] | None = None
+        # called when rights may have been taken away, for whoever holds connections
+        self.on_revoked: list[Callable[[], None]] = []
         self._random_bytes = random_bytes
         self._guest: GuestMode = guest
         self._keys: dict[str, ApiKey] = {}
@@ -146,7 +149,7 @@ class Access:
             raise LimitExceeded(text, argument="tenant")
         if old is not None and old != record:
             self._remove_key(old)
-            self.generation += 1
+            self._revoked()
         self._keys[record.kid] = record
         self._tenant_keys.setdefault(record.tenant, {})[record.kid] = record
         self._changed("key", {"key": msgspec.to_builtins(record)})
@@ -174,7 +177,7 @@ class Access:
         if record is None or (tenant is not None and record.tenant != tenant):
             raise NotFound(f"no such key: {kid}", argument="kid")
         self._remove_key(record)
-        self.generation += 1
+        self._revoked()
         self._changed("drop-key", {"kid": kid})
         return record
 
@@ -192,7 +195,7 @@ class Access:
         digest = None if text is None else hashlib.sha256(utf8(text)).digest()
         if digest != self._fixed_digest:
             self._fixed_digest = digest
-            self.generation += 1
+            self._revoked()
 
     def check_key(self, text: str, now_ms: int) -> Principal:
         """Whose key this is. A malformed, unknown, revoked, expired or wrong one gets one and the same answer."""
@@ -239,7 +242,7 @@ class Access:
         self._users[user.name] = user
         if old != user:
             self._verified.clear()
-            self.generation += 1
+            self._revoked()
             self._changed("user", {"user": msgspec.to_builtins(user)})
 
     def delete_user(self, name: str) -> User:
@@ -247,7 +250,7 @@ class Access:
         if user is None:
             raise NotFound(f"no such user: {name}", argument="name")
         self._verified.clear()
-        self.generation += 1
+        self._revoked()
         self._changed("drop-user", {"name": name})
         return user
 
@@ -340,7 +343,7 @@ class Access:
             rest = {name: rights for name, rights in user.tenants.items() if name != tenant}
             self._users[user.name] = User(user.name, user.password, rest, user.admin)
         if keys or members:
-            self.generation += 1
+            self._revoked()
             self._changed("drop-access", {"of": tenant})
 
     def export(self) -> dict[str, Any]:
@@ -370,7 +373,7 @@ class Access:
             self._tenant_keys.setdefault(key.tenant, {})[key.kid] = key
         self._users = {user.name: user for user in state.users}
         self._verified.clear()
-        self.generation += 1
+        self._revoked()
         self._changed("access", {"access": self.export()})
 
     # Within
@@ -378,6 +381,11 @@ class Access:
     def _changed(self, operation: str, details: dict[str, object]) -> None:
         if self.on_change is not None:
             self.on_change(operation, details)
+
+    def _revoked(self) -> None:
+        self.generation += 1
+        for tell in self.on_revoked:
+            tell()
 
     def _draw(self, count: int) -> bytes:
         drawn = self._random_bytes(count)

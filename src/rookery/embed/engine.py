@@ -356,10 +356,13 @@ class AsyncEngine(_Engine, AsyncWorkers):
         loop = get_running_loop()
         if loop is not self._loop:
             self._adopt(loop)
-        super().begin()
+        # the rest written out, as below: there is a turn for every call
+        if self._forks != _Forks.count:
+            super().begin()
+        clock = self.clock
+        self.shard.turn(clock.wall_ms(), clock.mono_ms())
 
     def __enter__(self) -> Self:
-        # `begin`, written out: there is a turn for every call
         if get_running_loop() is not self._loop or self._forks != _Forks.count:
             self.begin()
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 import msgspec
 
-from rookery import model, properties
+from rookery import model, properties, spans
 from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import TIME_MAX_MS
 from rookery.core.transactions import Batch, Publish
@@ -240,8 +240,11 @@ def pack(
     headers: dict[str, object] | None,
 ) -> Publish:
     """Encode a value or a Message for the core; `ttl_ms` is the default time to live, `headers` go on top of its
-    own.
+    own. What is published within a span of OpenTelemetry carries that on, unless it has a trace of its own.
     """
+    trace = spans.current()
+    if trace is not None and not (isinstance(value, Message) and spans.PARENT in value.meta):
+        headers = {**trace, **(headers or {})}
     if isinstance(value, Message):
         return _pack_message(exchange, key, value, clock, ttl_ms, require_body, mandatory, headers)
     if type(value) is bytes:
@@ -274,6 +277,9 @@ def pack_batch(
         bodies, props = [body for body, _ in encoded], _PLAIN[types.pop()]
     if require_body and not all(body.strip() for body in bodies):
         raise EmptyBody("body cannot be empty", argument="body")
+    trace = spans.current()
+    if trace is not None:
+        props = properties.with_headers(props, trace)
     return Batch(exchange, key, props, bodies, clock.wall_ms() + ttl_ms if ttl_ms else 0)
 
 

@@ -13,8 +13,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import lru_cache
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
@@ -27,51 +26,41 @@ from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, UnsupportedMedia
 from rookery.properties import Properties, Timestamp
 from rookery.wire import packed
+from rookery.wire.api_shapes import Item, Plain
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import decode_json
 from rookery.wire.http_trace import trace_of
-from rookery.wire.rest import KEY_MAX_BYTES, Sending, check_json
-from rookery.wire.rest_types import Short
+from rookery.wire.rest import KEY_MAX_BYTES, check_depth, may_be_deep, times
 
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
 
+SOUND_MAX: Final = 1_024
 SMALL_PROPS_BYTES: Final = 64
 """Property lists of this size are likely to come again, and are not looked into each time."""
-
-DEPTH_MIN: Final = 500
-"""JSON with no more brackets than this is not too deep for anybody."""
 
 JSON: Final = "application/json"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 EVENT: Final = "application/cloudevents+json"
 EVENTS: Final = "application/cloudevents-batch+json"
+TYPES_MAX: Final = 1_000
 HEADER_PREFIX: Final = b"x-header-"
 EVENT_PREFIX: Final = "cloudEvents:"
 """Before the attributes of an event in the headers of its message, as in the AMQP binding of CloudEvents."""
 
 _UNSAID: Final = ("", "application/x-www-form-urlencoded")
 _ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
+_sound: Final[dict[bytes, bool]] = {}
+_types: Final[dict[str, bytes]] = {}
 _PLAIN: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
 
-PartitionIndex = Annotated[int, msgspec.Meta(ge=0, le=255)]
-Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"contentEncoding": "base64"})]
+
+Trace = Mapping[str, object]
+"""Headers that a trace context is."""
 
 
 class Outgoing:
     """One message to be published, staged or appended. `key` and `partition` count for streams."""
-
-    __slots__ = (
-        "body",
-        "dedup_key",
-        "due_ms",
-        "expires_ms",
-        "partition",
-        "persistent",
-        "priority",
-        "props",
-        "routing_key",
-    )
 
     def __init__(self, props: bytes, body: bytes) -> None:
         self.props = props
@@ -113,83 +102,64 @@ class Outgoing:
         return Row(routing_key, props, self.body, self.priority, self.expires_ms, self.partition)
 
 
-class Item(Sending, kw_only=True, forbid_unknown_fields=True):
-    """A message of a batch: `message` is any JSON value, or `message_base64` any bytes.
+_plain: Final[Any] = msgspec.json.Decoder(list[Plain])
+_plain_lines: Final[Any] = msgspec.json.Decoder(Plain)
+_items: Final[Any] = msgspec.json.Decoder(list[Item])
+_item: Final[Any] = msgspec.json.Decoder(Item)
+_event: Final[Any] = msgspec.json.Decoder(dict[str, Any])
+_events: Final[Any] = msgspec.json.Decoder(list[dict[str, Any]])
+_any: Final[Any] = msgspec.json.Decoder()
 
-    With a `content_type` that is not JSON, a `message` that is a string is sent as that text. `routing_key` is for
-    exchanges; `key` (records of one key keep their order) and `partition` are for streams.
-    """
 
-    message: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    message_base64: Base64 | None = None
-    content_type: Short | None = None
-    message_id: Short | None = None
-    timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
-    routing_key: Short | None = None
-    key: str | None = None
-    partition: PartitionIndex | None = None
+def outgoing(item: Item, now_ms: int, trace: Trace) -> Outgoing:
+    """The message that a request speaks of."""
+    dedup_key = item.idempotency_key or ""
+    if len(dedup_key.encode()) > KEY_MAX_BYTES:
+        raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+    check_routing_key(item.routing_key or "")
+    made = Outgoing(_properties(item, trace), _body(item))
+    made.due_ms, made.expires_ms = times(item, now_ms)
+    made.priority = item.priority
+    made.persistent = item.persistent
+    made.dedup_key = dedup_key
+    made.routing_key = item.routing_key
+    made.partition = -1 if item.partition is None else item.partition
+    return made
 
-    def outgoing(self, now_ms: int, trace: Mapping[str, str]) -> Outgoing:
-        dedup_key = self.idempotency_key or ""
-        if len(dedup_key.encode()) > KEY_MAX_BYTES:
-            raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
-        check_routing_key(self.routing_key or "")
-        made = Outgoing(self._properties(trace), self._body())
-        made.due_ms, made.expires_ms = self._times(now_ms)
-        made.priority = self.priority
-        made.persistent = self.persistent
-        made.dedup_key = dedup_key
-        made.routing_key = self.routing_key
-        made.partition = -1 if self.partition is None else self.partition
-        return made
 
-    def _body(self) -> bytes:
-        raw = bytes(self.message)
-        if self.message_base64 is not None:
-            if raw:
-                raise InvalidArgument("give message or message_base64, not both", argument="message_base64")
-            return from_base64(self.message_base64, "message_base64")
-        if not raw:
-            raise InvalidArgument("a message has message or message_base64", argument="message")
-        check_json(raw)
-        if self.content_type is not None and raw.startswith(b'"') and not is_json(self.content_type):
-            return str(msgspec.json.decode(raw)).encode()
-        return raw
+def _body(item: Item) -> bytes:
+    raw = bytes(item.message)
+    if item.message_base64 is not None:
+        if raw:
+            raise InvalidArgument("give message or message_base64, not both", argument="message_base64")
+        return from_base64(item.message_base64, "message_base64")
+    if not raw:
+        raise InvalidArgument("a message has message or message_base64", argument="message")
+    check_depth(raw)
+    if item.content_type is not None and raw.startswith(b'"') and not is_json(item.content_type):
+        return str(_decode(_any.decode, raw)).encode()
+    return raw
 
-    def _properties(self, trace: Mapping[str, str]) -> bytes:
-        headers: dict[str, object] = {**trace, **(self.headers or {})}
-        if self.key is not None:
-            headers[KEY_HEADER] = self.key
-        if self.group:
-            headers[GROUP_HEADER] = self.group
-        return encoded(
-            Properties(
-                content_type=self.content_type or (None if self.message_base64 is not None else JSON),
-                headers=headers or None,
-                delivery_mode=2 if self.persistent else 1,
-                priority=self.priority if 0 < self.priority < 256 else None,
-                correlation_id=self.correlation_id,
-                reply_to=self.reply_to,
-                message_id=self.message_id or None,
-                timestamp=None if self.timestamp_ms is None else self.timestamp_ms // 1000,
-                type=self.type,
-            )
+
+def _properties(item: Item, trace: Trace) -> bytes:
+    headers: dict[str, object] = {**trace, **(item.headers or {})}
+    if item.key is not None:
+        headers[KEY_HEADER] = item.key
+    if item.group:
+        headers[GROUP_HEADER] = item.group
+    return encoded(
+        Properties(
+            content_type=item.content_type or (None if item.message_base64 is not None else JSON),
+            headers=headers or None,
+            delivery_mode=2 if item.persistent else 1,
+            priority=item.priority if 0 < item.priority < 256 else None,
+            correlation_id=item.correlation_id,
+            reply_to=item.reply_to,
+            message_id=item.message_id or None,
+            timestamp=None if item.timestamp_ms is None else item.timestamp_ms // 1000,
+            type=item.type,
         )
-
-
-class _Plain(msgspec.Struct, forbid_unknown_fields=True):
-    """A message that says nothing about itself."""
-
-    message: msgspec.Raw
-
-
-_plain = msgspec.json.Decoder(list[_Plain])
-_plain_lines = msgspec.json.Decoder(_Plain)
-_items = msgspec.json.Decoder(list[Item])
-_item = msgspec.json.Decoder(Item)
-_event = msgspec.json.Decoder(dict[str, Any])
-_events = msgspec.json.Decoder(list[dict[str, Any]])
-_any = msgspec.json.Decoder()
+    )
 
 
 class Bodies:
@@ -233,12 +203,12 @@ def read(call: Call, body: bytes, now_ms: int, said: Item | None = None) -> Bodi
         return _packed(body, now_ms)
     if kind.startswith("application/cloudevents"):
         raise UnsupportedMedia(f"events as {kind} are not understood; {EVENT} and {EVENTS} are")
-    return Bodies([_as_it_is(call, body, kind, now_ms, trace, said or Item())], single=True)
+    return Bodies([_as_it_is(call, body, kind, now_ms, trace, said)], single=True)
 
 
-def _json(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
+def _json(body: bytes, now_ms: int, trace: Trace) -> Bodies:
     if not body.lstrip().startswith(b"["):
-        return Bodies([_decode(_item.decode, body).outgoing(now_ms, trace)], single=True)
+        return Bodies([outgoing(_decode(_item.decode, body), now_ms, trace)], single=True)
     if not trace:
         try:
             plain = _plain.decode(body)
@@ -250,7 +220,7 @@ def _json(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
     return _outgoing(_decode(_items.decode, body), now_ms, trace)
 
 
-def _lines(body: bytes, now_ms: int, trace: Mapping[str, str]) -> Bodies:
+def _lines(body: bytes, now_ms: int, trace: Trace) -> Bodies:
     if not trace:
         try:
             plain = _plain_lines.decode_lines(body)
@@ -289,20 +259,18 @@ def of_packed(item: packed.PackedPublish, now_ms: int) -> Outgoing:
 
 def check_props(props: bytes) -> None:
     """Refuse what is no property list."""
-    if len(props) <= SMALL_PROPS_BYTES:
-        _check_small(props)
-    else:
-        properties.decode(props)
-
-
-@lru_cache(maxsize=1_024)
-def _check_small(props: bytes) -> None:
+    if props in _sound:
+        return
     properties.decode(props)
+    if len(props) <= SMALL_PROPS_BYTES:
+        if len(_sound) >= SOUND_MAX:
+            _sound.clear()
+        _sound[props] = True
 
 
 def _check(decode: Callable[[bytes], Any], body: bytes) -> None:
     """Refuse what was not looked into so far: bytes that are no UTF-8, and depths that few could read again."""
-    if body.count(b"[") + body.count(b"{") > DEPTH_MIN:
+    if may_be_deep(body):
         _decode(decode, body)
     elif not body.isascii():
         try:
@@ -311,33 +279,46 @@ def _check(decode: Callable[[bytes], Any], body: bytes) -> None:
             raise InvalidArgument(f"the body is not JSON: {error}", argument="body") from None
 
 
-def _outgoing(items: list[Item], now_ms: int, trace: Mapping[str, str]) -> Bodies:
+def _outgoing(items: list[Item], now_ms: int, trace: Trace) -> Bodies:
     made = []
     for index, item in enumerate(_bounded(items)):
         try:
-            made.append(item.outgoing(now_ms, trace))
+            made.append(outgoing(item, now_ms, trace))
         except InvalidArgument as error:
             error.argument = f"[{index}].{error.argument}"
             raise
     return Bodies(made)
 
 
-def _as_it_is(call: Call, body: bytes, kind: str, now_ms: int, trace: Mapping[str, str], said: Item) -> Outgoing:
+def _as_it_is(call: Call, body: bytes, kind: str, now_ms: int, trace: Trace, said: Item | None) -> Outgoing:
     if not body:
         raise InvalidArgument("request body required", argument="body")
-    headers = {
-        name.removeprefix(HEADER_PREFIX).decode("latin-1"): call.header(name)
-        for name in call.headers
-        if name.startswith(HEADER_PREFIX) and len(name) > len(HEADER_PREFIX)
-    }
-    said.headers = headers or None
-    said.content_type = None if kind in _UNSAID else call.header(b"content-type")[:255]
-    said.message = msgspec.Raw(b"0")
-    made = said.outgoing(now_ms, trace)
+    headers: dict[str, Any] = {}
+    for name in call.headers:
+        if name.startswith(HEADER_PREFIX) and len(name) > len(HEADER_PREFIX):
+            headers[name[len(HEADER_PREFIX) :].decode("latin-1")] = call.header(name)
+    content_type = None if kind in _UNSAID else call.header(b"content-type")[:255]
+    if said is None and not headers and not trace:
+        return Outgoing(_typed(content_type or ""), body)
+    item = said or Item()
+    item.headers = headers or None
+    item.content_type = content_type
+    item.message = msgspec.Raw(b"0")
+    made = outgoing(item, now_ms, trace)
     made.body = body
-    if said.content_type is None:
+    if content_type is None:
         made.props = encoded(_without_type(made.props))
     return made
+
+
+def _typed(kind: str) -> bytes:
+    """The property list of a body of which nothing but its content type is known."""
+    props = _types.get(kind)
+    if props is None:
+        props = encoded(Properties(content_type=kind or None, delivery_mode=2))
+        if len(_types) < TYPES_MAX:
+            _types[kind] = props
+    return props
 
 
 def _without_type(props: bytes) -> Properties:
@@ -388,7 +369,7 @@ def is_json(kind: str) -> bool:
 # CloudEvents
 
 
-def _binary_event(call: Call, body: bytes, trace: Mapping[str, str]) -> Outgoing:
+def _binary_event(call: Call, body: bytes, trace: Trace) -> Outgoing:
     attributes: dict[str, Any] = {
         name.removeprefix(b"ce-").decode("latin-1"): unquote(call.header(name))
         for name in call.headers
@@ -400,7 +381,7 @@ def _binary_event(call: Call, body: bytes, trace: Mapping[str, str]) -> Outgoing
     return _event_message(attributes, body, trace)
 
 
-def _structured_event(event: dict[str, Any], trace: Mapping[str, str]) -> Outgoing:
+def _structured_event(event: dict[str, Any], trace: Trace) -> Outgoing:
     attributes = dict(event)
     data = attributes.pop("data", None)
     coded = attributes.pop("data_base64", None)
@@ -416,14 +397,14 @@ def _structured_event(event: dict[str, Any], trace: Mapping[str, str]) -> Outgoi
     return _event_message(attributes, msgspec.json.encode(data), trace)
 
 
-def _event_message(attributes: dict[str, Any], body: bytes, trace: Mapping[str, str]) -> Outgoing:
+def _event_message(attributes: dict[str, Any], body: bytes, trace: Trace) -> Outgoing:
     """An event as a message: its attributes are headers, its data is the body."""
     for needed in ("id", "source", "specversion", "type"):
         if not isinstance(attributes.get(needed), str) or not attributes[needed]:
             raise InvalidArgument(f"an event needs {needed}, a text that is not empty", argument=needed)
     if attributes["specversion"] != "1.0":
         raise InvalidArgument("only events of specversion 1.0 are understood", argument="specversion")
-    headers: dict[str, object] = dict(trace)
+    headers: dict[str, object] = {**trace}
     for name, value in attributes.items():
         if not _ATTRIBUTE.fullmatch(name):
             raise InvalidArgument(f"an attribute of an event cannot be called {name[:50]!r}", argument="event")
@@ -460,4 +441,4 @@ def _event_time(attributes: dict[str, Any]) -> Timestamp | None:
         raise InvalidArgument("time must be a timestamp of RFC 3339", argument="time") from None
 
 
-__all__ = ["BATCH_MAX", "Bodies", "Item", "Outgoing", "read"]
+__all__ = ["BATCH_MAX", "Bodies", "Outgoing", "read"]

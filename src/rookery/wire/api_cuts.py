@@ -10,8 +10,9 @@ from rookery.core.cuts import CUT_MAX
 from rookery.core.entries import Lease
 from rookery.store.columns import check_columns
 from rookery.wire.api import ARROW, Api
-from rookery.wire.api_messages import Leased, Messages, packed_content, wants_packed
+from rookery.wire.api_handling import Handling, packed_content, wants_packed
 from rookery.wire.api_records import pour, wants_arrow
+from rookery.wire.api_shapes import Leased
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Content, Router
 from rookery.wire.rest_types import Name
@@ -79,7 +80,7 @@ class CutsReleased(msgspec.Struct):
 class CutRoutes:
     """The routes; all need the right to read the queue."""
 
-    def __init__(self, api: Api, messages: Messages) -> None:
+    def __init__(self, api: Api, messages: Handling) -> None:
         self._api = api
         self._cuts = api.shard.cuts
         self._messages = messages
@@ -157,7 +158,7 @@ class CutRoutes:
         return CutsReleased(consumer, count)
 
 
-def add_routes(router: Router, api: Api, messages: Messages) -> None:
+def add_routes(router: Router, api: Api, messages: Handling) -> None:
     routes = CutRoutes(api, messages)
     root = "/api/v1/queues/{name}/cuts"
     more: dict[str, Any] = {"tag": "cuts"}

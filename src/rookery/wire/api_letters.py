@@ -13,7 +13,8 @@ from rookery.core.queue import Queue
 from rookery.core.routing import matcher
 from rookery.errors import InvalidArgument
 from rookery.wire.api import Api
-from rookery.wire.api_messages import Leased, Messages, packed_content, wants_packed
+from rookery.wire.api_handling import Handling, packed_content, wants_packed
+from rookery.wire.api_shapes import Leased
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.rest import headers_of
@@ -96,7 +97,7 @@ class Redriven(msgspec.Struct):
 class Letters:
     """The routes."""
 
-    def __init__(self, api: Api, messages: Messages) -> None:
+    def __init__(self, api: Api, messages: Handling) -> None:
         self._rest = api.rest
         self._messages = messages
 
@@ -221,7 +222,7 @@ def _has_headers(where: Where, entry: Entry) -> bool:
     return all(name in there and there[name] == value for name, value in where.headers.items())
 
 
-def add_routes(router: Router, api: Api, messages: Messages) -> None:
+def add_routes(router: Router, api: Api, messages: Handling) -> None:
     letters = Letters(api, messages)
     queue = "/api/v1/queues/{name}"
     tag = "messages"

@@ -13,7 +13,7 @@ import msgspec
 from rookery.core.stream import Partition
 from rookery.errors import InvalidArgument, LimitExceeded, NotFound
 from rookery.wire.api import Api, require_some
-from rookery.wire.api_bodies import PartitionIndex
+from rookery.wire.api_shapes import PartitionIndex
 from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router

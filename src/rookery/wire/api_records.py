@@ -20,8 +20,9 @@ from rookery.model import Message, Route
 from rookery.store.columns import check_columns
 from rookery.store.records import RecordView, read_message
 from rookery.wire.api import ARROW, Api
-from rookery.wire.api_bodies import PartitionIndex, is_json
-from rookery.wire.api_messages import packed_content, wants_packed
+from rookery.wire.api_bodies import is_json
+from rookery.wire.api_handling import packed_content, wants_packed
+from rookery.wire.api_shapes import PartitionIndex
 from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Content, Router

@@ -14,11 +14,12 @@ from rookery.core.staging import CHUNK_MS, NOBODY, Chunk, Row
 from rookery.errors import ChunkNotFound
 from rookery.wire import api_bodies
 from rookery.wire.api import ARROW, Api, require_some
-from rookery.wire.api_bodies import JSON, LINES, Item, check_routing_key
+from rookery.wire.api_bodies import JSON, LINES, check_routing_key
+from rookery.wire.api_shapes import Item
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router
 from rookery.wire.packed import PACKED
-from rookery.wire.rest_s2 import FACE
+from rookery.wire.rest_pulling import FACE
 from rookery.wire.rest_types import CheckedName, CheckedShort, Name
 
 ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]

@@ -15,9 +15,10 @@ from rookery.errors import AccessRefused, InvalidArgument, MemoryLimitExceeded, 
 from rookery.model import MESSAGE_OVERHEAD_BYTES, PERSISTENT, check_numbers
 from rookery.wire import api_bodies
 from rookery.wire.api import Api
-from rookery.wire.api_bodies import Item, Outgoing, PartitionIndex
+from rookery.wire.api_bodies import Outgoing
 from rookery.wire.api_messages import ACCEPTED
 from rookery.wire.api_queues import Deleted, page
+from rookery.wire.api_shapes import Item, PartitionIndex
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, LATER, Answer, Router
 from rookery.wire.rest_types import Amount, DedupKey, Many, Name, Short

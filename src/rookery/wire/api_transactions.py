@@ -11,13 +11,14 @@ from rookery.core.transactions import OUTCOMES, TIMEOUT_MS, Publish, Settle, Tra
 from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
 from rookery.wire import packed
 from rookery.wire.api import Api, require_some
-from rookery.wire.api_bodies import JSON, Item, of_packed
-from rookery.wire.api_messages import Messages, Sent, SettleOne
+from rookery.wire.api_bodies import JSON, of_packed, outgoing
+from rookery.wire.api_handling import Handling
+from rookery.wire.api_shapes import Item, Sent, SettleOne
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router, decode_json
 from rookery.wire.http_trace import trace_of
 from rookery.wire.packed import PACKED, PackedWork
-from rookery.wire.rest_s2 import FACE
+from rookery.wire.rest_pulling import FACE
 from rookery.wire.rest_types import Name
 
 SCOPE: Final = "amq.topic"
@@ -68,7 +69,7 @@ _work = msgspec.json.Decoder(Work).decode
 class TransactionRoutes:
     """The routes. A transaction by id belongs to the credential's user, in its tenant."""
 
-    def __init__(self, api: Api, messages: Messages) -> None:
+    def __init__(self, api: Api, messages: Handling) -> None:
         self._api = api
         self._rest = api.rest
         self._shard = api.shard
@@ -193,7 +194,7 @@ class TransactionRoutes:
         for index, each in enumerate(work.publish):
             exchange, key = self._target(call, tenant, each, index)
             try:
-                publishes.append(each.outgoing(now_ms, trace).publish(exchange, key, each.mandatory))
+                publishes.append(outgoing(each, now_ms, trace).publish(exchange, key, each.mandatory))
             except InvalidArgument as error:
                 error.argument = f"publish[{index}].{error.argument}"
                 raise
@@ -238,7 +239,7 @@ def _shown(id: str, transaction: Transaction, status: str) -> TransactionShown:
     return TransactionShown(id, status, len(transaction.operations))
 
 
-def add_routes(router: Router, api: Api, messages: Messages) -> None:
+def add_routes(router: Router, api: Api, messages: Handling) -> None:
     routes = TransactionRoutes(api, messages)
     root = "/api/v1/transactions"
     more: dict[str, Any] = {"tag": "transactions"}

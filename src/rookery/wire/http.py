@@ -18,7 +18,8 @@ from typing import Any, Final, final
 import httptools
 from mypy_extensions import i64
 
-from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render
+from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render, write_head
+from rookery.wire.http_heads import HEAD_KNOWN_MAX_BYTES, Heads
 from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
 
 HEAD_MAX_BYTES: Final[i64] = 64 * 1024
@@ -32,6 +33,10 @@ STALL_MAX_MS: Final[i64] = 15_000
 REQUEST_MAX_MS: Final[i64] = 300_000
 IDLE_MAX_MS: Final[i64] = 75_000
 
+METHODS: Final[dict[bytes, str]] = {
+    name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
+
 
 class HttpFace(Face):
     """What all HTTP connections of a server share.
@@ -39,8 +44,8 @@ class HttpFace(Face):
     `handle(call)` must answer a call, at once or later. `later(delay_ms, work)` runs work in a turn of its own and
     gives something to cancel; `slow(work, done)` runs work in a thread and then `done(result)` in a turn.
     `resume(call, event)` goes on with a call: `event` is what to do next, or what went wrong. `done(call)` is told of
-    each answer, and `defect(error, call)` of what should not have happened. The first request, and the head of each,
-    must come within `handshake_ms`.
+    each answer whose status is at least `told_from`, and `defect(error, call)` of what should not have happened. The
+    first request, and the head of each, must come within `handshake_ms`.
     """
 
     def __init__(self, turn: Turn, handle: Any, request_prefix: str) -> None:
@@ -52,6 +57,8 @@ class HttpFace(Face):
         self.later: Any = None
         self.slow: Any = None
         self.done: Any = None
+        self.told_from: i64 = 1_000
+        self.spans: Any = None
         self.defect: Any = None
         self.origins: frozenset[bytes] = frozenset()
         self.body_max_bytes: i64 = 16 << 20
@@ -61,6 +68,7 @@ class HttpFace(Face):
         self.connections: dict[int, HttpConnection] = {}
         self.requests: i64 = 0
         self.refused: i64 = 0
+        self.heads = Heads()
         self._prefix = request_prefix
 
     def connect(self) -> Peer:
@@ -68,7 +76,7 @@ class HttpFace(Face):
 
     def next_id(self) -> str:
         self.requests += 1
-        return f"{self._prefix}-{int(self.requests):x}"
+        return f"{self._prefix}-{self.requests}"
 
     def tick(self) -> None:
         """End what takes too long. Call it about once a second."""
@@ -76,10 +84,12 @@ class HttpFace(Face):
         for connection in list(self.connections.values()):
             connection.tick(now)
 
-    def recheck(self, still_valid: Any) -> None:
-        """Rights have changed: end the calls that wait with a credential which is no longer good."""
+    def recheck(self, still_valid: Any, everyone: bool) -> None:
+        """End the calls that wait with a credential which is no longer good; `everyone` is looked at only if rights
+        changed.
+        """
         for connection in list(self.connections.values()):
-            connection.recheck(still_valid)
+            connection.recheck(still_valid, everyone)
 
     def close_all(self, reason: str) -> None:
         """Answer what is under way, and close each connection then; those that ask for nothing are closed now."""
@@ -112,6 +122,7 @@ class HttpConnection(Peer):
         self._parts: list[bytes] = []
         self._part_bytes: i64 = 0
         self._call: Call | None = None
+        self._last_head = b""
         self._in_head = False
         self._head_bytes: i64 = 0
         self._fed_bytes: i64 = 0
@@ -210,8 +221,46 @@ class HttpConnection(Peer):
 
     def _receive(self, data: bytes) -> None:
         self._seen_ms = self.shard.mono_ms
-        if self._in_head or self._call is None:
+        taken: i64 = 0 if self._call is not None else self._take_known(data)
+        if taken < len(data):
+            self._parse(data[taken:] if taken else data)
+        arrived = self._arrived
+        if arrived:
+            self._arrived = []
+            for call in arrived:
+                self._enqueue(call)
+        if self._fault is not None:
+            self._refuse(self._fault)
+
+    def _take_known(self, data: bytes) -> i64:
+        """Take the requests that `data` begins with, as long as their heads are known and they are whole; how many of
+        its bytes that were.
+        """
+        heads = self.face.heads
+        start: i64 = 0
+        while True:
+            end = heads.find(data, start)
+            known = None if end < 0 else heads.get(data[start:end])
+            if known is None or end + known.body_bytes > len(data):
+                return start
+            call = Call(self, self._seen_ms)
+            call.head = known
+            call.method = known.method
+            call.url = known.url
+            call.headers = known.headers
+            start = end + known.body_bytes
+            call.body = data[end:start]
+            self.face.body_bytes += known.body_bytes
+            self._began_ms = self._seen_ms
+            self._arrived.append(call)
+            if start == len(data):
+                return start
+
+    def _parse(self, data: bytes) -> None:
+        first = self._call is None
+        if self._in_head or first:
             self._fed_bytes += len(data)
+        before = len(self._arrived)
         try:
             self._parser.feed_data(data)
             if self._in_head and self._fed_bytes > HEAD_MAX_BYTES:
@@ -222,13 +271,19 @@ class HttpConnection(Peer):
         except httptools.HttpParserError as error:
             if self._fault is None:
                 self._fault = HttpFault(400, "bad_request", f"this is not HTTP/1.1: {error}")
-        arrived = self._arrived
-        if arrived:
-            self._arrived = []
-            for call in arrived:
-                self._enqueue(call)
-        if self._fault is not None:
-            self._refuse(self._fault)
+        if first and self._fault is None and self._call is None and len(self._arrived) == before + 1:
+            self._learn(data, self._arrived[before])
+
+    def _learn(self, data: bytes, call: Call) -> None:
+        """Know the head of this one request, if it is the second time that it came."""
+        size: i64 = len(data) - len(call.body)
+        if size > HEAD_KNOWN_MAX_BYTES:
+            return
+        head = data[:size]
+        if head != self._last_head:
+            self._last_head = head
+        else:
+            self.face.heads.learn(head, call)
 
     def _pass_on(self, data: bytes) -> None:
         """Hand bytes to the tunnel, or keep them until there is one."""
@@ -298,9 +353,12 @@ class HttpConnection(Peer):
             return
         self._in_head = False
         self._fed_bytes = 0
-        call.method = self._parser.get_method().decode("latin-1")
-        call.old = self._parser.get_http_version() != "1.1"
+        method: bytes = self._parser.get_method()
+        call.method = METHODS.get(method) or method.decode("latin-1")
         headers = call.headers
+        call.keep = self._parser.should_keep_alive()
+        # HTTP/1.0 is kept alive only where a Connection header says so; asking for the version takes much longer
+        call.old = (not call.keep or b"connection" in headers) and self._parser.get_http_version() != "1.1"
         length = headers.get(b"content-length")
         if length is not None and int(length) > self.face.body_max_bytes:
             self._stop(self._too_large_body())
@@ -337,8 +395,9 @@ class HttpConnection(Peer):
             call.body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
             self._part_bytes = 0
-        call.upgrading = self._parser.should_upgrade()
-        call.keep = self._parser.should_keep_alive() and not call.upgrading
+        if b"upgrade" in call.headers or call.method == "CONNECT":
+            call.upgrading = self._parser.should_upgrade()
+            call.keep = call.keep and not call.upgrading
         self._arrived.append(call)
 
     def _stop(self, fault: HttpFault) -> None:
@@ -453,7 +512,7 @@ class HttpConnection(Peer):
                 out.w.write(CHUNK_END)
         else:
             call.keep = keep
-            out.w.write(render(call, self.shard.wall_ms, keep))
+            write_head(out.w, call, self.shard.wall_ms, keep)
             if call.method != "HEAD" and call.status != 204 and call.status != 304:
                 content = call.content
                 size: i64 = len(content)
@@ -462,8 +521,7 @@ class HttpConnection(Peer):
                 else:
                     out.w.write(content)
         out.touch()
-        if self.face.done is not None:
-            self.face.done(call)
+        self._tell(call)
         call.connection = None
         if not call.keep:
             self._deaf = True
@@ -474,8 +532,7 @@ class HttpConnection(Peer):
         """Agree to another protocol. What came behind the request is for the turn after this one."""
         self.out.w.write(render(call, self.shard.wall_ms, True))
         self.out.touch()
-        if self.face.done is not None:
-            self.face.done(call)
+        self._tell(call)
         call.undo = None
         self._tunnel = call.tunnel
         # the tunnel holds the call
@@ -486,6 +543,13 @@ class HttpConnection(Peer):
             self._tunnel.close()
         if self._tail:
             self.face.later(0, self._feed_tail)
+
+    def _tell(self, call: Call) -> None:
+        """Whoever watches learns of an answer."""
+        if call.status >= self.face.told_from:
+            self.face.done(call)
+        if call.span is not None:
+            self.face.spans.end(call)
 
     # The end
 
@@ -499,6 +563,8 @@ class HttpConnection(Peer):
             call.connection = None
             if undo is not None:
                 undo()
+            if call.span is not None:
+                self.face.spans.end(call)
 
     def _forget_all(self) -> None:
         calls = self._calls
@@ -537,11 +603,14 @@ class HttpConnection(Peer):
             self._deaf = True
             self.out.close()
 
-    def recheck(self, still_valid: Any) -> None:
+    def recheck(self, still_valid: Any, everyone: bool) -> None:
         if self._tunnel is not None:
             self._tunnel.recheck(still_valid)
         for call in self._calls:
-            if call.undo is not None and call.principal is not None and not still_valid(call.principal):
+            principal = call.principal
+            if call.undo is None or principal is None or not (everyone or principal.expires_ms is not None):
+                continue
+            if not still_valid(principal):
                 call.cancel()
 
     def tick(self, now: i64) -> None:

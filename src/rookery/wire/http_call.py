@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
+from rookery._bytes import BytesWriter
 from rookery.errors import RookeryError
 
 if TYPE_CHECKING:
@@ -57,11 +58,16 @@ class Call:
         self.old = False
         self.keep = True
         self.refusal: HttpFault | None = None
+        # the head it came with, if that was known
+        self.head: Any = None
         self.request_id = ""
         self.route: Any = None
         self.path: tuple[str, ...] = ()
         self.principal: Any = None
         self.tag = ""
+        # the span that is recorded of it, and the trace of the message that it is answered with
+        self.span: Any = None
+        self.linked = ""
         # the answer
         self.begun = False
         self.ready = False
@@ -83,7 +89,8 @@ class Call:
 
     @property
     def query(self) -> bytes:
-        return self.url.partition(b"?")[2]
+        cut = self.url.find(b"?")
+        return b"" if cut < 0 else self.url[cut + 1 :]
 
     def header(self, name: bytes) -> str:
         """A header's text, empty when there is none."""
@@ -212,6 +219,30 @@ class DateLine:
 _date: Final = DateLine()
 
 
+_plain_heads: Final[dict[i64, bytes]] = {}
+"""What an answer of JSON without anything special begins with, by status and length."""
+
+
+def write_head(w: BytesWriter, call: Call, wall_ms: int, keep: bool) -> None:
+    """Write the head of an answer, as `render` makes it."""
+    size: i64 = len(call.content)
+    special = call.lines or not keep or call.old or call.content_type is not JSON or b"origin" in call.headers
+    if special or size >= GZIP_MIN_BYTES or call.status == 204 or call.status == 304:
+        w.write(render(call, wall_ms, keep))
+        return
+    key = i64(call.status) << 32 | size
+    begin = _plain_heads.get(key)
+    if begin is None:
+        phrase = _PHRASES.get(call.status, b"")
+        begin = b"HTTP/1.1 %d %b\r\nContent-Length: %d\r\nContent-Type: %b\r\n" % (call.status, phrase, size, JSON)
+        _plain_heads[key] = begin
+    w.write(begin)
+    w.write(_date.at(wall_ms))
+    w.write(b"X-Request-ID: ")
+    w.write(call.request_id.encode())
+    w.write(b"\r\n\r\n")
+
+
 def render(call: Call, wall_ms: int, keep: bool) -> bytes:
     """The head of an answer; the content may become smaller by it."""
     lines = call.lines
@@ -243,7 +274,7 @@ def render(call: Call, wall_ms: int, keep: bool) -> bytes:
         phrase,
         _date.at(wall_ms),
         lines,
-        call.request_id.encode("latin-1", "replace"),
+        call.request_id.encode(),
     )
 
 

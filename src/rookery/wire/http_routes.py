@@ -31,7 +31,6 @@ from rookery.wire.http_errors import Error
 LATER: Final = object()
 """Returned by a handler that has suspended its call, or answered it by itself."""
 
-TARGETS_MAX: Final = 10_000
 REQUEST_ID_MAX: Final = 128
 RETRY_AFTER_SEC: Final = 1
 DEPTH_TEXT: Final = "the JSON is nested too deeply"
@@ -119,15 +118,21 @@ class Route:
         self.body: Parameter | None = None
         self.status: int = next(iter(answers))
         self._decode: Any = None
-        self._path: list[tuple[int, Parameter]] = []
-        self._query: list[Parameter] = []
+        # the arguments as they are when a request says nothing, and where those that it says stand among them
+        self._unsaid: list[Any] = [None]
+        self._path: list[tuple[int, int, Parameter]] = []
+        self._query: list[tuple[int, Parameter]] = []
+        self._body_at = 0
         self._read_signature()
 
     def _read_signature(self) -> None:
         names = path_names(self.template)
         hints = get_type_hints(self.handler, include_extras=True)
         for name, parameter in list(inspect.signature(self.handler).parameters.items())[1:]:
+            at = len(self._unsaid)
+            self._unsaid.append(parameter.default)
             if name == "body":
+                self._body_at = at
                 self.body = Parameter(name, "body", hints[name], parameter.default)
                 if self.body.type is not bytes:
                     self._decode = msgspec.json.Decoder(hints[name]).decode
@@ -135,9 +140,9 @@ class Route:
             found = Parameter(name, "path" if name in names else "query", hints[name], parameter.default)
             self.parameters.append(found)
             if found.place == "path":
-                self._path.append((names.index(name), found))
+                self._path.append((at, names.index(name), found))
             else:
-                self._query.append(found)
+                self._query.append((at, found))
 
     @property
     def summary(self) -> str:
@@ -145,30 +150,31 @@ class Route:
 
     def call(self, call: Call) -> object:
         """What the handler answers, called with what it asks for."""
-        found: dict[str, Any] = {}
-        for index, parameter in self._path:
+        arguments = self._unsaid.copy()
+        arguments[0] = call
+        for at, index, parameter in self._path:
             value = call.path[index]
-            found[parameter.argument] = value if parameter.plain else _convert(parameter, value)
+            arguments[at] = value if parameter.plain else _convert(parameter, value)
         if self._query:
             query = parse_query(call.query)
-            for parameter in self._query:
+            for at, parameter in self._query:
                 text = query.get(parameter.name)
                 if text is not None:
-                    found[parameter.argument] = text if parameter.plain else _convert(parameter, text)
+                    arguments[at] = text if parameter.plain else _convert(parameter, text)
                 elif parameter.required:
                     raise InvalidArgument(f"the parameter {parameter.name} is missing", argument=parameter.name)
         if self.body is not None:
-            self._read_body(call, self.body, found)
-        return self.handler(call, **found)
+            self._read_body(call, self.body, arguments)
+        return self.handler(*arguments)
 
-    def _read_body(self, call: Call, body: Parameter, found: dict[str, Any]) -> None:
+    def _read_body(self, call: Call, body: Parameter, arguments: list[Any]) -> None:
         encoding = call.headers.get(b"content-encoding")
         if encoding is not None and encoding != b"identity":
             raise UnsupportedMedia(f"a body with content encoding {encoding.decode('latin-1')!r} is not understood")
         if self._decode is None:
-            found["body"] = call.body
+            arguments[self._body_at] = call.body
         elif call.body or body.required:
-            found["body"] = decode_json(self._decode, call.body)
+            arguments[self._body_at] = decode_json(self._decode, call.body)
 
 
 def path_names(template: str) -> list[str]:
@@ -259,10 +265,11 @@ class Router:
 
     def __init__(self, authenticator: Any, report: Callable[[BaseException, Call | None], None]) -> None:
         self.routes: list[Route] = []
+        # records a span of each call, where anybody wants that
+        self.spans: Any = None
         self._authenticator = authenticator
         self._report = report
         self._root = _Node()
-        self._targets: dict[tuple[str, bytes], tuple[Route, tuple[str, ...]]] = {}
 
     def add(
         self,
@@ -296,17 +303,8 @@ class Router:
     # Finding
 
     def find(self, method: str, url: bytes) -> tuple[Route, tuple[str, ...]]:
-        """The route of a request and the values in its path."""
-        path = url.partition(b"?")[0]
-        found = self._targets.get((method, path))
-        if found is None:
-            found = self._find(method, _path_of(path))
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            self._targets[method, path] = found
-        return found
-
-    def _find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
+        """The route of a request and the values in its path. Nothing is kept: that would tell who asked for what."""
+        path = _path_of(url)
         values: list[str] = []
         node = self._node(path, values)
         if node is None or not node.routes:
@@ -348,8 +346,17 @@ class Router:
             if call.method == "OPTIONS":
                 self._options(call)
                 return
-            route, call.path = self.find(call.method, call.url)
+            head = call.head
+            if head is None:
+                route, call.path = self.find(call.method, call.url)
+            else:
+                if head.route is None:
+                    head.route, head.path = self.find(call.method, call.url)
+                route = head.route
+                call.path = head.path
             call.route = route
+            if self.spans is not None:
+                self.spans.begin(call)
             if route.public or self._authenticator.identify(call, self._run):
                 self._run(call)
         except RookeryError as error:

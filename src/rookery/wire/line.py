@@ -139,6 +139,7 @@ class LineConnection(Peer):
         self._lasting = False
         self._gaps: list[LineConsumer] = []
         self._ways: dict[bytes, Way] = {}
+        self._props = _PROPS
 
     # What a transport calls
 
@@ -491,15 +492,19 @@ class LineConnection(Peer):
         queues = way.queues
         if way.by_headers or (len(queues) > 1 and any(queue.bounded for queue in queues)):
             # several queues take it or none does
-            apply(shard, tenant, [Publish(way.route.exchange, way.route.key, _PROPS, body)])
+            apply(shard, tenant, [Publish(way.route.exchange, way.route.key, self._props, body)])
             self._lasting = True
             return
-        message = shard.message(tenant, way, _PROPS, body, 0, 0, PERSISTENT)
+        message = shard.message(tenant, way, self._props, body, 0, 0, PERSISTENT)
         reached = shard.post(tenant, way, message, 0)
         if reached == REFUSED:
             raise QueueFull(f"Queue {queues[0].name} is full", argument="queue")
         if reached:
             self._lasting = True
+
+    def set_trace(self, headers: dict[str, object]) -> None:
+        """Have these headers go with what is published from now on."""
+        self._props = properties.with_headers(_PROPS, headers) if headers else _PROPS
 
     def _way(self, head: bytes) -> Way:
         """Where messages of an exchange and key go now, if this peer may send them there."""

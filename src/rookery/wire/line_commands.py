@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
+from rookery import spans
 from rookery.core.policy import FACES, SETTINGS
 from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
@@ -247,6 +248,7 @@ def consume(connection: LineConnection, verb: str, arguments: list[str]) -> None
     label = said.get("name", "")
     assert isinstance(label, str)
     consumer.name = label
+    consumer.traced = said.get("trace") == "on"
     connection.consumers[name] = consumer
     say(connection, "Consumer started")
     consumer.pause_for_answer()
@@ -302,6 +304,15 @@ def auth(connection: LineConnection, verb: str, arguments: list[str]) -> None:
         connection.log_in(arguments[0], arguments[1])
 
 
+def trace(connection: LineConnection, verb: str, arguments: list[str]) -> None:
+    """What is published from now on belongs to this trace."""
+    found = spans.context(*arguments)
+    if not found and arguments != ["off"]:
+        raise InvalidArgument("this is no traceparent of W3C trace context", argument="traceparent")
+    connection.set_trace(found)
+    say(connection, "Trace set" if found else "Trace off")
+
+
 def ping(connection: LineConnection, verb: str, arguments: list[str]) -> None:
     say(connection, "PONG")
 
@@ -331,6 +342,7 @@ CONSUME_READERS: Final[dict[str, Callable[[str], object]]] = {
     "priority": whole(-PRIORITY_MAX, PRIORITY_MAX),
     "name": plain(NAME_MAX),
     "lease_ms": whole(1, LEASE_MAX_MS),
+    "trace": choice("on", "off"),
 }
 
 COMMANDS: Final = {
@@ -368,7 +380,7 @@ COMMANDS: Final = {
     ),
     "CONSUME": Command(
         "CONSUME <queue_name>",
-        " [ack=auto|manual] [prefetch=n] [priority=n] [name=text] [lease_ms=n]",
+        " [ack=auto|manual] [prefetch=n] [priority=n] [name=text] [lease_ms=n] [trace=on]",
         "have the messages of a queue sent",
         1,
         0,
@@ -382,6 +394,14 @@ COMMANDS: Final = {
     "RELEASE": Command("RELEASE <queue_name> <message>", "", "not touched: again at once", 2, 2, settle),
     "REJECT": Command("REJECT <queue_name> <message>", "", "unfit: dead-letter", 2, 2, settle),
     "AUTH": Command("AUTH <user> <password>", "    or AUTH <api_key>", "say who you are", 1, 2, auth),
+    "TRACE": Command(
+        "TRACE <traceparent>",
+        " [<tracestate>]    or TRACE off",
+        "have a trace go with what is published from now on",
+        1,
+        2,
+        trace,
+    ),
     "PING": Command("PING", "", "see whether somebody is there", 0, 0, ping),
     "HELP": Command("HELP", " [<command>]", "this list", 0, 0, show_help),
     "QUIT": Command("QUIT", "", "end the connection", 0, 0, leave),

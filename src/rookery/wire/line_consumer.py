@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
+from rookery import properties, spans
 from rookery.core.consumers import Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
@@ -39,6 +40,7 @@ LONG_BYTES: Final[i64] = 64 * 1024
 """Clients written for Raven-MQ read lines up to this length."""
 
 HEAD: Final = b"Consumed message: "
+TRACE: Final = b"Trace: "
 
 
 @final
@@ -58,6 +60,7 @@ class LineConsumer(Subscription):
         self._probe: Any = None
         self._gap: Any = None
         self._warned = False
+        self.traced = False
 
     # Delivering
 
@@ -67,6 +70,8 @@ class LineConsumer(Subscription):
         if not out.dirty:
             out.touch()
         text = text_of(entry.message.body)
+        if self.traced:
+            self._write_trace(entry.message.props)
         out.w.write(HEAD)
         if len(text) >= SPLICE_BYTES:
             out.splice(text, len(text))
@@ -82,6 +87,13 @@ class LineConsumer(Subscription):
                 self._probe = connection.face.later(connection.face.ack_wait_ms, self._no_ack)
         if out.size() >= CORK_BYTES:
             connection.cork()
+
+    def _write_trace(self, props: bytes) -> None:
+        """The trace of the message that follows, if it has one."""
+        found = [properties.header(props, name) for name in (spans.PARENT, spans.STATE)]
+        if isinstance(found[0], str):
+            words = [each for each in found if isinstance(each, str)]
+            self.connection.out.w.write(TRACE + text_of(" ".join(words).encode("utf-8", "replace")) + b"\n")
 
     def lapsed(self, lease: Lease) -> None:
         text = text_of(lease.entry.message.body).strip()

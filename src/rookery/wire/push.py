@@ -23,9 +23,10 @@ from rookery.core.queue import Queue
 from rookery.errors import InvalidArgument
 from rookery.model import Message
 from rookery.wire.api import Api
-from rookery.wire.api_bodies import PartitionIndex
-from rookery.wire.api_messages import Messages, lease_ms_of
+from rookery.wire.api_handling import Handling, lease_ms_of
+from rookery.wire.api_messages import Messages
 from rookery.wire.api_queues import PolicyPriority
+from rookery.wire.api_shapes import PartitionIndex
 from rookery.wire.api_streams import Streams
 from rookery.wire.http_auth import refuse_other_sites
 from rookery.wire.http_call import Call
@@ -45,9 +46,9 @@ from rookery.wire.push_sources import (
     start_of,
 )
 from rookery.wire.rest import content_of, headers_of, plain
-from rookery.wire.rest_s2 import FACE, Delivery, show
+from rookery.wire.rest_pulling import FACE, show
 from rookery.wire.rest_topics import Topics, queue_name
-from rookery.wire.rest_types import AtMost, Lasting, Many, Name, Short
+from rookery.wire.rest_types import AtMost, Delivery, Lasting, Many, Name, Short
 from rookery.wire.turn import CORK_BYTES
 from rookery.wire.websocket import accept_key
 
@@ -77,7 +78,8 @@ class Push:
         self._api = api
         self._rest = api.rest
         self._topics = topics
-        self._messages = Messages(api)
+        self._handling = Handling(api)
+        self._messages = Messages(api, self._handling)
         self._streams = Streams(api)
         self._random_bytes = api.random_bytes
         self._sessions = Sessions()
@@ -228,7 +230,7 @@ class Push:
     ) -> None:
         agree(call)
         source = make()
-        socket = Socket(call, source, explicit, plain, self.left, self._messages.packed if packed else None)
+        socket = Socket(call, source, explicit, plain, self.left, self._handling.packed if packed else None)
         socket.operations = Operations(call, source, target, self._messages, self._rest.router.count)
         call.headers.clear()
         call.upgrade(socket)

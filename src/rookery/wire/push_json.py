@@ -1,6 +1,6 @@
 """Messages as JSON, written straight into the bytes of a frame: as a claim shows them, and records with their place.
 
-It is what `Messages.show` and `msgspec` would make, without an object per message. Publishers repeat themselves, so
+It is what `Handling.show` and `msgspec` would make, without an object per message. Publishers repeat themselves, so
 what the properties say is kept from one message to the next.
 """
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rookery.errors import InvalidArgument, RookeryError
-from rookery.wire.api_messages import Extended, ExtendMany, Messages, SettledAll, SettleMany
+from rookery.wire.api_messages import Messages
+from rookery.wire.api_shapes import Extended, ExtendMany, SettledAll, SettleMany
 from rookery.wire.api_streams import Streams
 from rookery.wire.http_call import Call
 from rookery.wire.http_errors import Error

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -33,26 +32,19 @@ from rookery.model import PERSISTENT, Message, check_numbers
 from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
-from rookery.wire.rest_types import DedupKey, Duration, Lasting, Priority, Short
+from rookery.wire.rest_types import RestOptions, Sending
 from rookery.wire.turn import FULL, NO_DISK, Turn
 
 JSON: Final = "application/json"
 KEY_MAX_BYTES: Final = 255
+DEPTH_MIN: Final = 500
+"""JSON with no more brackets than this is not too deep for anybody."""
 
+_ALL: Final = ".*"
 _JSON_PROPS: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
-_decode = msgspec.json.Decoder().decode
-
-
-@dataclass(frozen=True)
-class RestOptions:
-    """What the settings say about the HTTP faces."""
-
-    lease_ms: int = 30_000
-    claim_lease_ms: int = 5_000
-    claim_wait_ms: int = 5_000
-    dlq_suffix: str = ".DLQ"
-    key_creation: str = "local"
-    face_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+_decode: Final[Any] = msgspec.json.Decoder().decode
+_skim: Final[Any] = msgspec.json.Decoder(msgspec.Raw).decode
+"""Reads all of a JSON text and makes nothing of it; it does not look whether strings are UTF-8."""
 
 
 class Rest:
@@ -75,12 +67,11 @@ class Rest:
 
     def queue(self, call: Call, name: str, face: str, action: str) -> Queue:
         """The queue of that name, which comes into being when it is first used."""
-        principal: Principal = call.principal
-        principal.require(action, name)  # type: ignore[arg-type]
+        require(call.principal, action, name)
         tenant = self.tenant(call)
         queue = tenant.queues.get(name)
         if queue is None:
-            principal.require("configure", name)
+            require(call.principal, "configure", name)
             queue = self.declare(tenant, name, {}, face)[0]
         else:
             tenant.check_owner(queue, None)
@@ -224,77 +215,79 @@ class Waiting:
         return self._mailbox.take()
 
 
-class Sending(msgspec.Struct, kw_only=True):
-    """What a publisher can say about a message.
+def require(principal: Principal, action: str, name: str) -> None:
+    """Raise AccessRefused unless the principal may do this to the queue of that name."""
+    rights = principal.rights
+    if action == "read":
+        pattern = rights.read
+    elif action == "write":
+        pattern = rights.write
+    else:
+        pattern = rights.configure
+    if pattern != _ALL:
+        principal.require(action, name)  # type: ignore[arg-type]
 
-    `delay_ms` or `deliver_at` (milliseconds since 1970) hold it back, `ttl_ms` bounds its life, higher `priority` goes
-    first, messages of one `group` are handled one after the other, a repeated `idempotency_key` adds nothing.
-    """
 
-    message: msgspec.Raw
-    idempotency_key: DedupKey | None = None
-    priority: Priority = 0
-    delay_ms: Duration | None = None
-    deliver_at: Duration | None = None
-    ttl_ms: Lasting | None = None
-    headers: dict[str, Any] | None = None
-    group: Short | None = None
-    correlation_id: Short | None = None
-    reply_to: Short | None = None
-    type: Short | None = None
-    persistent: bool = True
+def pack(said: Sending, exchange: str, key: str, now_ms: int) -> Publish:
+    """What a publisher said, for the core."""
+    body = bytes(said.message)
+    check_depth(body)
+    due_ms, expires_ms = times(said, now_ms)
+    dedup_key = said.idempotency_key or ""
+    if dedup_key and len(dedup_key.encode()) > KEY_MAX_BYTES:
+        raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+    return Publish(exchange, key, _props(said), body, said.priority, expires_ms, due_ms, said.persistent, dedup_key)
 
-    def packed(self, exchange: str, key: str, now_ms: int) -> Publish:
-        """The same for the core."""
-        body = bytes(self.message)
-        check_json(body)
-        due_ms, expires_ms = self._times(now_ms)
-        dedup_key = self.idempotency_key or ""
-        if len(dedup_key.encode()) > KEY_MAX_BYTES:
-            raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
-        return Publish(
-            exchange, key, self._props(), body, self.priority, expires_ms, due_ms, self.persistent, dedup_key
-        )
 
-    def _times(self, now_ms: int) -> tuple[int, int]:
-        due_ms = 0
-        if self.deliver_at is not None:
-            if self.delay_ms is not None:
-                raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
-            due_ms = self.deliver_at
-        elif self.delay_ms is not None:
-            due_ms = now_ms + self.delay_ms
-        if self.ttl_ms is None:
-            return due_ms, 0
-        return due_ms, max(now_ms, due_ms) + self.ttl_ms
+def times(said: Sending, now_ms: int) -> tuple[int, int]:
+    """When a message is due and when it expires, 0 for now and never."""
+    due_ms = 0
+    deliver_at, delay_ms, ttl_ms = said.deliver_at, said.delay_ms, said.ttl_ms
+    if deliver_at is not None:
+        if delay_ms is not None:
+            raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
+        due_ms = deliver_at
+    elif delay_ms is not None:
+        due_ms = now_ms + delay_ms
+    if ttl_ms is None:
+        return due_ms, 0
+    return due_ms, max(now_ms, due_ms) + ttl_ms
 
-    def _props(self) -> bytes:
-        headers = dict(self.headers) if self.headers else {}
-        if self.group:
-            headers[GROUP_HEADER] = self.group
-        said = (self.correlation_id, self.reply_to, self.type)
-        if not headers and self.persistent and not self.priority and said == (None, None, None):
-            return _JSON_PROPS
-        try:
-            return properties.encode(
-                Properties(
-                    content_type=JSON,
-                    headers=headers or None,
-                    delivery_mode=2 if self.persistent else 1,
-                    priority=self.priority if 0 < self.priority < 256 else None,
-                    correlation_id=self.correlation_id,
-                    reply_to=self.reply_to,
-                    type=self.type,
-                )
+
+def _props(said: Sending) -> bytes:
+    correlation_id, reply_to, kind = said.correlation_id, said.reply_to, said.type
+    unsaid = not said.headers and not said.group and said.persistent and not said.priority
+    if unsaid and correlation_id is None and reply_to is None and kind is None:
+        return _JSON_PROPS
+    headers: dict[str, object] = dict(said.headers) if said.headers else {}
+    if said.group:
+        headers[GROUP_HEADER] = said.group
+    try:
+        return properties.encode(
+            Properties(
+                content_type=JSON,
+                headers=headers or None,
+                delivery_mode=2 if said.persistent else 1,
+                priority=said.priority if 0 < said.priority < 256 else None,
+                correlation_id=correlation_id,
+                reply_to=reply_to,
+                type=kind,
             )
-        except InvalidArgument as error:
-            if error.argument not in ("correlation_id", "reply_to", "type"):
-                error.argument = "headers"
-            raise
+        )
+    except InvalidArgument as error:
+        if error.argument not in ("correlation_id", "reply_to", "type"):
+            error.argument = "headers"
+        raise
 
 
-def check_json(body: bytes) -> None:
-    """Refuse what only looked like JSON from afar."""
+def may_be_deep(body: bytes) -> bool:
+    return len(body) > DEPTH_MIN and body.count(b"[") + body.count(b"{") > DEPTH_MIN
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse JSON, skimmed before, that few could read again."""
+    if not may_be_deep(body):
+        return
     try:
         _decode(body)
     except msgspec.DecodeError as error:
@@ -303,16 +296,25 @@ def check_json(body: bytes) -> None:
         raise InvalidArgument("message is nested too deeply", argument="message") from None
 
 
+def is_sound(body: bytes) -> bool:
+    """Whether this is JSON that can be part of an answer."""
+    try:
+        _skim(body)
+        if not body.isascii():
+            body.decode()
+        if may_be_deep(body):
+            _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def content_of(message: Message) -> tuple[msgspec.Raw | str | None, str | None]:
     """A body as JSON sees it: itself if it is JSON, text if it is UTF-8; what is neither comes second, in base64."""
     body = message.body
     kind = properties.content_type(message.props) or ""
-    if kind.startswith(JSON) or kind.endswith("+json"):
-        try:
-            _decode(body)
-            return msgspec.Raw(body), None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
+    if (kind.startswith(JSON) or kind.endswith("+json")) and is_sound(body):
+        return msgspec.Raw(body), None
     try:
         return body.decode(), None
     except UnicodeDecodeError:
@@ -321,6 +323,8 @@ def content_of(message: Message) -> tuple[msgspec.Raw | str | None, str | None]:
 
 def headers_of(message: Message) -> dict[str, Any] | None:
     found = properties.headers(message.props)
+    if not found:
+        return None
     return {str(plain(name)): plain(value) for name, value in found.items()} or None
 
 

@@ -22,16 +22,13 @@ from rookery.wire.rest import Rest
 from rookery.wire.rest_ops import Operations, Stats
 from rookery.wire.rest_s0 import (
     S0,
-    Claimed,
     Count,
     Counts,
     DeadLetters,
-    Done,
     KeyCreated,
-    MessageId,
     word_error,
 )
-from rookery.wire.rest_types import Name, NeededName, Short
+from rookery.wire.rest_types import Claimed, Done, MessageId, Name, NeededName, Short
 
 FACE: Final = "line"
 CREDIT: Final = 100

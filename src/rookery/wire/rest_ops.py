@@ -206,6 +206,7 @@ class Operations:
             ("memory_bytes", "gauge", "memory held by messages", int(shard.memory_bytes)),
             ("queues", "gauge", "queues", int(shard.queue_count)),
             ("tenants", "gauge", "tenants", len(shard.tenants)),
+            ("journal_batches_total", "counter", "batches in the journal, each synced once", int(shard.log.durable)),
             ("refused_total", "counter", "publishes refused for want of room", sum(int(t.refused) for t in tenants)),
         ]
 

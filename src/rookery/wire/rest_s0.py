@@ -7,60 +7,30 @@ header. GET and POST are taken for one another.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import uuid
-from collections import OrderedDict
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import msgspec
 
-from rookery import properties
 from rookery.core import dead_letters
-from rookery.core.entries import Entry, Lease
+from rookery.core.entries import Entry
 from rookery.core.queue import Queue
 from rookery.core.snapshots import dead_count
-from rookery.core.transactions import Publish
-from rookery.errors import InvalidArgument, NotFound, RookeryError, Unauthenticated
-from rookery.properties import Properties
+from rookery.errors import InvalidArgument, RookeryError, Unauthenticated
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import NEEDED, Answer
-from rookery.wire.http_trace import answer_trace, carry
+from rookery.wire.http_routes import NEEDED
 from rookery.wire.rest import Rest, headers_of
+from rookery.wire.rest_handles import FACE, Handles, payload
 from rookery.wire.rest_keys import create_by_anyone
-from rookery.wire.rest_types import AtMost, Many, NeededName, NeededText
+from rookery.wire.rest_types import AtMost, Done, Many, MessageId, NeededName, NeededText
 
-FACE: Final = "s0"
-HANDLES_MAX: Final = 100_000
 EXTEND_MAX_SEC: Final = 7 * 24 * 3_600
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=EXTEND_MAX_SEC), NEEDED]
-
-_TYPES: Final[dict[str, bytes]] = {}
-_UNSAID: Final = "application/x-www-form-urlencoded"
-"""What clients say of a body when they were told nothing."""
 
 
 class KeyCreated(msgspec.Struct):
     api_key: str
     tenant: str
-
-
-class MessageId(msgspec.Struct):
-    message_id: str
-
-
-class Claimed(msgspec.Struct, omit_defaults=True):
-    """`payload_base64` is there when the payload is not UTF-8; `payload` then has replacement characters."""
-
-    message_id: str
-    payload: str
-    payload_base64: str | None = None
-
-
-class Done(msgspec.Struct):
-    status: str
 
 
 class Counts(msgspec.Struct):
@@ -106,8 +76,7 @@ class S0:
     def __init__(self, rest: Rest) -> None:
         self._rest = rest
         self._shard = rest.shard
-        # where a message that was claimed here stands in its queue; forgotten ones are looked for
-        self._handles: OrderedDict[tuple[str, str, int], int] = OrderedDict()
+        self._handles = Handles(rest)
 
     def create_key(self, call: Call, tenant: NeededName = "") -> KeyCreated:
         """Create a tenant, or one more key of it. Who may is said by ROOKERY_KEY_CREATION."""
@@ -117,45 +86,15 @@ class S0:
 
     def publish(self, call: Call, body: bytes, queue: NeededName = "") -> MessageId:
         """Put the body, whatever it is, into a queue."""
-        if not queue:
-            raise InvalidArgument("queue name required", argument="queue")
-        if not body:
-            raise InvalidArgument("request body required", argument="body")
-        found = self._rest.queue(call, queue, FACE, "write")
-        kind = call.header(b"content-type")
-        p = Publish("", queue, _props(kind), body)
-        carry(call, p)
-        number, _ = self._rest.publish(found.tenant, p)
-        call.lasting()
-        return MessageId(self._id(number))
+        return self._handles.publish(call, queue, body)
 
     def claim(self, call: Call, queue: NeededName = "") -> object:
         """Lease the next message of a queue; waits a while for one."""
-        if not queue:
-            raise InvalidArgument("queue name required", argument="queue")
-        options = self._rest.options
-        found = self._rest.queue(call, queue, FACE, "read")
-
-        def done(leases: list[Lease]) -> object:
-            if not leases:
-                raise NotFound("timeout: no messages available")
-            lease = leases[0]
-            answer_trace(call, lease.entry.message.props)
-            number = int(lease.entry.message.public_id)
-            self._remember(found, number, int(lease.entry.seq))
-            call.tag = lease.token()
-            text, coded = _payload(lease.entry)
-            return Answer(200, Claimed(self._id(number), text, coded), {"X-Lease": quote(call.tag)})
-
-        return self._rest.claim(call, found, 1, options.claim_lease_ms, options.claim_wait_ms, done)
+        return self._handles.claim(call, queue)
 
     def ack(self, call: Call, queue: NeededName = "", message_id: NeededText = "", lease: str = "") -> Done:
         """Done with a message: it is gone for good."""
-        held = self._lease(call, queue, message_id, lease)
-        held.queue.ack(held)
-        self._handles.pop((held.queue.tenant.name, queue, int(held.entry.message.public_id)), None)
-        call.lasting()
-        return Done("ok")
+        return self._handles.ack(call, queue, message_id, lease)
 
     def extend(
         self, call: Call, queue: NeededName = "", message_id: NeededText = "", seconds: Seconds = 0, lease: str = ""
@@ -163,7 +102,7 @@ class S0:
         """Keep a message for so many seconds from now."""
         if not seconds:
             raise InvalidArgument("seconds required", argument="seconds")
-        held = self._lease(call, queue, message_id, lease)
+        held = self._handles.lease(call, queue, message_id, lease)
         held.queue.extend(held, max(1, int(seconds * 1000)))
         return Done("ok")
 
@@ -186,7 +125,7 @@ class S0:
         graveyard, entries = self._dead(call, queue, "write")
         if graveyard is None:
             return Count(0)
-        number = self._number(message_id) if message_id else 0
+        number = self._handles.number(message_id) if message_id else 0
         wanted = {int(entry.seq) for entry in entries if not number or entry.message.public_id == number}
         done = dead_letters.redrive(graveyard.tenant, graveyard, limit, lambda entry: int(entry.seq) in wanted)
         call.lasting()
@@ -214,11 +153,11 @@ class S0:
         return graveyard, [e for e in entries if e.message.route.deaths[0].queue == queue]
 
     def _letter(self, entry: Entry) -> DeadLetter:
-        text, coded = _payload(entry)
+        text, coded = payload(entry)
         death = entry.message.route.deaths[0]
         number = int(entry.message.public_id)
         return DeadLetter(
-            self._id(number),
+            self._handles.id(number),
             text,
             death.detail,
             int(death.attempts),
@@ -226,62 +165,3 @@ class S0:
             coded,
             headers_of(entry.message),
         )
-
-    # Ids and leases
-
-    def _id(self, number: int) -> str:
-        packed = uuid.UUID(self._shard.ids.uuid(number)).bytes
-        return base64.urlsafe_b64encode(packed)[:22].decode()
-
-    def _number(self, message_id: str) -> int:
-        try:
-            packed = base64.b64decode(message_id + "==", altchars=b"-_", validate=True)
-            return self._shard.ids.number(str(uuid.UUID(bytes=packed)))
-        except (binascii.Error, ValueError):
-            return -1
-
-    def _remember(self, queue: Queue, number: int, seq: int) -> None:
-        self._handles[queue.tenant.name, queue.name, number] = seq
-        if len(self._handles) > HANDLES_MAX:
-            self._handles.popitem(last=False)
-
-    def _lease(self, call: Call, queue: str, message_id: str, token: str) -> Lease:
-        if not queue or not message_id:
-            raise InvalidArgument("queue name and message_id required", argument="message_id")
-        found = self._rest.queue(call, queue, FACE, "read")
-        call.tag = message_id
-        number = self._number(message_id)
-        lease = self._current(found, number) if number > 0 else None
-        if lease is None or not lease.live or (token and token not in (lease.token(), quote(lease.token()))):
-            raise NotFound(f"message not found in-flight: {message_id}")
-        return lease
-
-    def _current(self, queue: Queue, number: int) -> Lease | None:
-        seq = self._handles.get((queue.tenant.name, queue.name, number))
-        lease = None if seq is None else queue.lease_of(seq)
-        if lease is not None and lease.entry.message.public_id == number:
-            return lease
-        # claimed through another face, or so long ago that it was forgotten
-        for held in queue.leases() if queue.leased else ():
-            if held.entry.message.public_id == number:
-                return held
-        return None
-
-
-def _payload(entry: Entry) -> tuple[str, str | None]:
-    body = entry.message.body
-    try:
-        return body.decode(), None
-    except UnicodeDecodeError:
-        return body.decode("utf-8", "replace"), base64.b64encode(body).decode()
-
-
-def _props(kind: str) -> bytes:
-    """The property list of a body of this content type."""
-    props = _TYPES.get(kind)
-    if props is None:
-        said = kind if kind and kind != _UNSAID and len(kind) <= 255 else None
-        props = properties.encode(Properties(content_type=said, delivery_mode=2))
-        if len(_TYPES) < 1_000:
-            _TYPES[kind] = props
-    return props

@@ -6,39 +6,39 @@ the attempts are used up; `dead_letter: true` dead-letters now. A queue comes in
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from rookery import properties
-from rookery.core.dedup import scope_of
-from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
 from rookery.core.snapshots import dead_count
-from rookery.errors import AlreadyExists, InvalidArgument
+from rookery.errors import AlreadyExists
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
-from rookery.wire.http_trace import answer_trace, carry
-from rookery.wire.rest import KEY_MAX_BYTES, Rest, Sending, content_of, headers_of
+from rookery.wire.rest import Rest, require
+from rookery.wire.rest_pulling import FACE, Pulling, show
 from rookery.wire.rest_types import (
     Amount,
     Attempts,
-    DedupKey,
+    Deliveries,
+    Delivery,
     Duration,
     Lasting,
     Many,
+    Nack,
     Name,
+    Nothing,
+    Published,
+    Sending,
+    Settled,
     Share,
     Short,
+    Tag,
     WaitSeconds,
 )
 
 Overflow = Literal["drop-head", "reject-publish", "reject-publish-dead-letter", "drop-new", "close"]
 Distribution = Literal["round-robin", "least-busy", "priority", "key-hash"]
-
-FACE: Final = "http"
-ACK_KEY: Final = "\0ack "
-"""Sets the keys of acks apart from those of publishes to the same queue, which do not begin so."""
 
 
 class QueueOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -76,64 +76,6 @@ class QueueMade(msgspec.Struct):
     name: str
     created: bool
     settings: dict[str, Any]
-
-
-class Published(msgspec.Struct, omit_defaults=True):
-    """`duplicate` is there when the idempotency key was seen before: then `message_id` is the first message's."""
-
-    message_id: str
-    duplicate: bool = False
-
-
-class Nothing(msgspec.Struct):
-    """There was no message."""
-
-    delivery_tag: None = None
-    message: None = None
-    retry: int = 0
-
-
-class Delivery(msgspec.Struct, omit_defaults=True):
-    """`retry` is 0 at the first delivery. A body that is neither JSON nor text is in `message_base64`."""
-
-    delivery_tag: str | None
-    message: Any
-    retry: int
-    message_id: str
-    routing_key: str
-    redelivered: bool = False
-    priority: int = 0
-    message_base64: str | None = None
-    headers: dict[str, Any] | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    deaths: list[dict[str, Any]] | None = None
-
-
-class Deliveries(msgspec.Struct):
-    """The answer to a pull with `max`."""
-
-    messages: list[Delivery]
-
-
-class Tag(msgspec.Struct):
-    """With an `idempotency_key`, an ack may be repeated: the second one succeeds and does nothing."""
-
-    delivery_tag: str
-    idempotency_key: DedupKey | None = None
-
-
-class Nack(msgspec.Struct):
-    delivery_tag: str
-    requeue: bool = False
-    dead_letter: bool = False
-    delay_ms: Duration | None = None
-    reason: str = ""
-
-
-class Settled(msgspec.Struct, omit_defaults=True):
-    status: str
-    duplicate: bool = False
 
 
 class Peeked(msgspec.Struct):
@@ -191,91 +133,6 @@ def nacked(queue: Queue) -> int:
     return int(queue.retried + queue.released + queue.rejected)
 
 
-def show(rest: Rest, entry: Entry, tag: str | None, retry: int) -> Delivery:
-    message, coded = content_of(entry.message)
-    stored = entry.message
-    deaths = [death.as_dict() for death in stored.route.deaths]
-    return Delivery(
-        delivery_tag=tag,
-        message=message,
-        retry=retry,
-        message_id=rest.message_id(entry.message),
-        routing_key=str(deaths[-1]["routing_key"]) if deaths else stored.route.key,
-        redelivered=entry.redelivered,
-        priority=int(stored.priority),
-        message_base64=coded,
-        headers=headers_of(entry.message),
-        correlation_id=properties.correlation_id(stored.props) or None,
-        reply_to=properties.reply_to(stored.props) or None,
-        deaths=deaths or None,
-    )
-
-
-class Pulling:
-    """Pull, ack and nack of one queue, for queues and for the queues behind topics."""
-
-    def __init__(self, rest: Rest) -> None:
-        self.rest = rest
-
-    def pull(
-        self, call: Call, queue: Queue, wait: float, max: int | None, auto_ack: bool, empty: str, lease_ms: int
-    ) -> object:
-        def done(leases: list[Lease]) -> object:
-            if len(leases) == 1:
-                answer_trace(call, leases[0].entry.message.props)
-            shown = [self._delivered(call, lease, auto_ack) for lease in leases]
-            if auto_ack and shown:
-                call.lasting()
-            if not shown and empty == "204":
-                return Answer(204)
-            if max is not None:
-                return Deliveries(shown)
-            return shown[0] if shown else Nothing()
-
-        return self.rest.claim(call, queue, max or 1, lease_ms, int(wait * 1000), done)
-
-    def _delivered(self, call: Call, lease: Lease, auto_ack: bool) -> Delivery:
-        token = lease.token()
-        call.tag = token
-        shown = show(self.rest, lease.entry, None if auto_ack else token, int(lease.attempt) - 1)
-        if auto_ack:
-            lease.queue.ack(lease)
-        return shown
-
-    def ack(self, call: Call, queue: str, tag: Tag) -> Settled:
-        call.tag = tag.delivery_tag
-        tenant = self.rest.tenant(call)
-        key = tag.idempotency_key
-        if key is not None:
-            if len(key.encode()) > KEY_MAX_BYTES:
-                raise InvalidArgument(
-                    f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key"
-                )
-            if tenant.dedup.find(scope_of("", queue), ACK_KEY + key, int(self.rest.shard.wall_ms)):
-                call.lasting()
-                return Settled("ok", True)
-        lease = self.rest.lease(call, queue, tag.delivery_tag)
-        number = int(lease.entry.message.public_id)
-        lease.queue.ack(lease)
-        if key is not None:
-            tenant.remember("", queue, ACK_KEY + key, number)
-        call.lasting()
-        return Settled("ok")
-
-    def nack(self, call: Call, queue: str, nack: Nack) -> Settled:
-        call.tag = nack.delivery_tag
-        delay_ms = -1 if nack.delay_ms is None else nack.delay_ms
-        lease = self.rest.lease(call, queue, nack.delivery_tag)
-        if nack.dead_letter:
-            lease.queue.reject(lease, nack.reason[:255])
-        elif nack.requeue:
-            lease.queue.retry(lease, 0, nack.reason[:255])
-        else:
-            lease.queue.retry(lease, delay_ms, nack.reason[:255])
-        call.lasting()
-        return Settled("ok")
-
-
 class Queues:
     """The routes."""
 
@@ -296,13 +153,7 @@ class Queues:
 
     def publish(self, call: Call, name: Name, body: Sending) -> Answer:
         """Publish any JSON value to a queue."""
-        rest = self._rest
-        p = body.packed("", name, int(rest.shard.wall_ms))
-        carry(call, p)
-        queue = rest.queue(call, name, FACE, "write")
-        number, repeat = rest.publish(queue.tenant, p)
-        call.lasting()
-        return Answer(200 if repeat else 201, Published(rest.shard.ids.uuid(number), repeat))
+        return self._pulling.publish(call, name, body)
 
     def pull(
         self,
@@ -319,7 +170,7 @@ class Queues:
 
     def ack(self, call: Call, name: Name, body: Tag) -> Settled:
         """Done with a message."""
-        call.principal.require("read", name)
+        require(call.principal, "read", name)
         return self._pulling.ack(call, name, body)
 
     def nack(self, call: Call, name: Name, body: Nack) -> Settled:

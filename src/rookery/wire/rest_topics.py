@@ -19,9 +19,22 @@ from rookery.errors import Conflict, InvalidArgument, NotFound
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.http_trace import carry
-from rookery.wire.rest import Rest, Sending
-from rookery.wire.rest_s2 import FACE, Deliveries, Delivery, Nack, Nothing, Published, Pulling, Settled, Tag
-from rookery.wire.rest_types import Many, Name, Short, WaitSeconds
+from rookery.wire.rest import Rest, pack
+from rookery.wire.rest_pulling import FACE, Pulling
+from rookery.wire.rest_types import (
+    Deliveries,
+    Delivery,
+    Many,
+    Nack,
+    Name,
+    Nothing,
+    Published,
+    Sending,
+    Settled,
+    Short,
+    Tag,
+    WaitSeconds,
+)
 from rookery.wire.rest_webhooks import Calling, Concurrency, Endpoint, Hooks, Secret, TimeoutMs
 
 OWNER: Final = "x-subscriber"
@@ -114,7 +127,7 @@ class Topics:
         key = body.routing_key if body.routing_key is not None else routing_key
         if len(key.encode()) > 255:
             raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
-        p = body.packed(name, key, int(rest.shard.wall_ms))
+        p = pack(body, name, key, int(rest.shard.wall_ms))
         carry(call, p)
         exchange = self.topic(call, name, "write")
         number, repeat = rest.publish(rest.tenant(call), p)

@@ -20,8 +20,8 @@ from rookery.wire.http_auth import ANONYMOUS, is_local
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
 from rookery.wire.rest import Rest
-from rookery.wire.rest_s2 import FACE, Settled
-from rookery.wire.rest_types import Many, Name
+from rookery.wire.rest_pulling import FACE
+from rookery.wire.rest_types import Many, Name, Settled
 
 ID_BYTES: Final = 9
 

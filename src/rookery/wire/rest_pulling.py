@@ -1,0 +1,114 @@
+"""Publishing, pulling and settling under /api/v1, of queues and of the queues behind topics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rookery import properties
+from rookery.core.dedup import scope_of
+from rookery.core.entries import Entry, Lease
+from rookery.core.queue import Queue
+from rookery.errors import InvalidArgument
+from rookery.wire.http_call import Call
+from rookery.wire.http_routes import Answer
+from rookery.wire.http_trace import answer_trace, carry
+from rookery.wire.rest import KEY_MAX_BYTES, Rest, content_of, headers_of, pack
+from rookery.wire.rest_types import Deliveries, Delivery, Nack, Nothing, Published, Sending, Settled, Tag
+
+FACE: Final = "http"
+ACK_KEY: Final = "\0ack "
+"""Sets the keys of acks apart from those of publishes to the same queue, which do not begin so."""
+
+
+def show(rest: Rest, entry: Entry, tag: str | None, retry: int) -> Delivery:
+    message, coded = content_of(entry.message)
+    stored = entry.message
+    deaths = [death.as_dict() for death in stored.route.deaths]
+    return Delivery(
+        tag,
+        message,
+        retry,
+        rest.message_id(stored),
+        str(deaths[-1]["routing_key"]) if deaths else stored.route.key,
+        entry.redelivered,
+        int(stored.priority),
+        coded,
+        headers_of(stored),
+        properties.correlation_id(stored.props) or None,
+        properties.reply_to(stored.props) or None,
+        deaths or None,
+    )
+
+
+class Pulling:
+    """See the module's docstring."""
+
+    def __init__(self, rest: Rest) -> None:
+        self.rest = rest
+
+    def publish(self, call: Call, name: str, said: Sending) -> Answer:
+        rest = self.rest
+        p = pack(said, "", name, int(rest.shard.wall_ms))
+        carry(call, p)
+        queue = rest.queue(call, name, FACE, "write")
+        number, repeat = rest.publish(queue.tenant, p)
+        call.lasting()
+        return Answer(200 if repeat else 201, Published(rest.shard.ids.uuid(number), repeat))
+
+    def pull(
+        self, call: Call, queue: Queue, wait: float, max: int | None, auto_ack: bool, empty: str, lease_ms: int
+    ) -> object:
+        def done(leases: list[Lease]) -> object:
+            if len(leases) == 1:
+                answer_trace(call, leases[0].entry.message.props)
+            shown = [self._delivered(call, lease, auto_ack) for lease in leases]
+            if auto_ack and shown:
+                call.lasting()
+            if not shown and empty == "204":
+                return Answer(204)
+            if max is not None:
+                return Deliveries(shown)
+            return shown[0] if shown else Nothing()
+
+        return self.rest.claim(call, queue, max or 1, lease_ms, int(wait * 1000), done)
+
+    def _delivered(self, call: Call, lease: Lease, auto_ack: bool) -> Delivery:
+        token = lease.token()
+        call.tag = token
+        shown = show(self.rest, lease.entry, None if auto_ack else token, int(lease.attempt) - 1)
+        if auto_ack:
+            lease.queue.ack(lease)
+        return shown
+
+    def ack(self, call: Call, queue: str, tag: Tag) -> Settled:
+        call.tag = tag.delivery_tag
+        tenant = self.rest.tenant(call)
+        key = tag.idempotency_key
+        if key is not None:
+            if len(key.encode()) > KEY_MAX_BYTES:
+                raise InvalidArgument(
+                    f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key"
+                )
+            if tenant.dedup.find(scope_of("", queue), ACK_KEY + key, int(self.rest.shard.wall_ms)):
+                call.lasting()
+                return Settled("ok", True)
+        lease = self.rest.lease(call, queue, tag.delivery_tag)
+        number = int(lease.entry.message.public_id)
+        lease.queue.ack(lease)
+        if key is not None:
+            tenant.remember("", queue, ACK_KEY + key, number)
+        call.lasting()
+        return Settled("ok")
+
+    def nack(self, call: Call, queue: str, nack: Nack) -> Settled:
+        call.tag = nack.delivery_tag
+        delay_ms = -1 if nack.delay_ms is None else nack.delay_ms
+        lease = self.rest.lease(call, queue, nack.delivery_tag)
+        if nack.dead_letter:
+            lease.queue.reject(lease, nack.reason[:255])
+        elif nack.requeue:
+            lease.queue.retry(lease, 0, nack.reason[:255])
+        else:
+            lease.queue.retry(lease, delay_ms, nack.reason[:255])
+        call.lasting()
+        return Settled("ok")
