@@ -150,3 +150,9 @@ def test_a_sink_has_one_target_and_one_name() -> None:
         sink_options({**HERE, "producerId": "a", "jobId": "b"})
     with pytest.raises(InvalidArgument, match="unknown option 'subscribe'"):
         sink_options(ORDERS)
+
+
+def test_what_spark_hands_on_by_itself_is_no_option_of_ours() -> None:
+    said = {"checkpointLocation": "/c", "queryName": "copy", "path": "/p"}
+    assert sink_options({**HERE, **said, "topic": "out"}) == sink_options({**HERE, "topic": "out"})
+    assert source_options({**ORDERS, **said}) == source_options(ORDERS)

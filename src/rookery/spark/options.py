@@ -70,6 +70,7 @@ OF_SPARK: Final = frozenset(
     {
         "path",
         "checkpointlocation",
+        "queryname",
         "serialization.format",
         # the properties that every table of SQL has
         "provider",
