@@ -193,7 +193,7 @@ def rookery(folder: Path, url: str, *words: str) -> None:
     subprocess.run([sys.executable, "-m", "rookery", *words], env=environ, check=True)
 
 
-def caught_up(url: str, seconds: float = 120) -> None:
+def caught_up(url: str, seconds: float = 300) -> None:
     """Wait until the last counts of the queues were told, and everything told is in the tables."""
     client = Caller(url)
     # the broker tells its counts every ten seconds
