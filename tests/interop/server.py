@@ -44,7 +44,11 @@ class ServerProcess:
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()
-        self.listening = self.until("listening")
+        try:
+            self.listening = self.until("listening")
+        except AssertionError:
+            self.process.kill()
+            raise
         self.amqp = self.port("amqp")
         self.http = self.port("http")
         self.line = self.port("line")
@@ -58,7 +62,7 @@ class ServerProcess:
     def until(self, event: str) -> dict[str, object]:
         """Wait for a line of the log."""
         with self._news:
-            assert self._news.wait_for(lambda: any(line["event"] == event for line in self.log), 30), self.log
+            assert self._news.wait_for(lambda: any(line["event"] == event for line in self.log), 120), self.log
             return next(line for line in self.log if line["event"] == event)
 
     def port(self, face: str) -> int:

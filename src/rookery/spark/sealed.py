@@ -169,7 +169,7 @@ class SealedReader:
                 at = batch.column("offset")[-1].as_py() + 1
                 yield batch if self._asked is self._columns else batch.select(list(self._columns))
             return
-        except (OSError, pa.ArrowException, StoreDamaged) as error:
+        except (OSError, pa.ArrowException, StoreDamaged, ImportError) as error:
             if self._options.mode == "segments":
                 raise StoreDamaged(f"mode=segments, but {file.path} cannot be read: {error}", file=file.path) from error
             _log.info("%s is read by the broker: %s", file.path, error)
@@ -178,7 +178,7 @@ class SealedReader:
 
     def _batches(self, each: Range, lease: Lease, file: File) -> Iterator[pa.RecordBatch]:
         path = checked_size(self._options.segments_root or lease.root, file)
-        # of no use to those workers that read no files
+        # of no use to those workers that read no files; an executor may lack what it needs
         from rookery.store import parquet
 
         pattern = self._options.routing_key
