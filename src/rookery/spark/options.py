@@ -61,7 +61,18 @@ OF_STREAMS: Final = (
 )
 """What cannot be said of a queue."""
 
-SINK: Final = (*CONNECTION, "topic", "stream", "exchange", "queue", "producerId", "jobId", "epoch", "maxBatchBytes")
+SINK: Final = (
+    *CONNECTION,
+    "topic",
+    "stream",
+    "exchange",
+    "queue",
+    "producerId",
+    "jobId",
+    "epoch",
+    "maxBatchBytes",
+    "stagingTtlMs",
+)
 
 KNOWN: Final = tuple(dict.fromkeys((*SOURCE, *SINK)))
 """What a table of SQL can have: it is read and written."""
