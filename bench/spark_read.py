@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bench.asking import KEY, Server
 from bench.harness import BODY_BYTES, start, table, title
-from bench.http import KEY, Server
 from bench.plots import Line, Plot, draw, put
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
