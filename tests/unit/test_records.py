@@ -129,7 +129,8 @@ def test_a_message_is_read_as_it_was_written(
     reader = reader_of(record)
     assert reader.next()
     assert (reader.kind, reader.number, reader.body_bytes) == (PUT, number, len(body))
-    assert reader.plain == (not priority and not expires_ms and not deaths)
+    assert reader.plain == (not priority and not deaths)
+    assert reader.expires_ms == expires_ms
     assert reader.raw() == record
     found = []
     for _ in range(reader.placements):
