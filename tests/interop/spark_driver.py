@@ -85,7 +85,18 @@ def count(spark: SparkSession, job: dict[str, Any]) -> dict[str, Any]:
     return {"rows": [list(row) for row in rows], "places": sorted({row["at"] for row in places})}
 
 
-JOBS = {"copy": copy, "count": count}
+def pipeline(spark: SparkSession, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a pipeline's file once; how it ended."""
+    from rookery.pipelines.jobs import PipelineJob
+    from rookery.pipelines.runner import Runner
+    from rookery.pipelines.spec import load
+
+    os.environ.update(job["environ"])
+    status = Runner(PipelineJob(load(job["file"])), job["root"], spark, once=True).run()
+    return {"state": status.state, "failure": status.error and status.error.message}
+
+
+JOBS = {"copy": copy, "count": count, "pipeline": pipeline}
 
 
 def run(spark: SparkSession, job: dict[str, Any]) -> dict[str, Any]:
