@@ -5,8 +5,6 @@ rows from its files as the broker itself gives, column by column.
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable, Iterator
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from tests.examples.test_streams_page import BLOCKS, SPARK, run_blocks
 
 STREAM = "shop/orders é"
 DAY_MS = 86_400_000
-CHEAP = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 Row = dict[str, Any]
 
@@ -107,29 +104,6 @@ def test_duckdb_reads_the_directory(sealed: tuple[Path, list[Row]]) -> None:
     names = [column[0] for column in cursor.description]
     found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     assert found == [{name: row[name] for name in names} for row in rows]
-
-
-@pytest.fixture(scope="module")
-def spark(need_program: Callable[[str], str]) -> Iterator[Any]:
-    need_program("java")
-    sql = pytest.importorskip("pyspark.sql")
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": CHEAP,
-        "spark.driver.memory": "1g",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    builder = sql.SparkSession.builder.master("local[1]").appName("rookery")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
 
 
 def rows_of(frame: Any) -> list[Row]:

@@ -80,6 +80,14 @@ def test_a_job_happens_once_however_often_it_is_run(spark: SparkSession, world: 
     assert len(world.values("job")) == 200
 
 
+def test_each_epoch_of_a_producer_happens_once(spark: SparkSession, world: World) -> None:
+    world.stream("epochs")
+    for epoch in ("0", "1", "1", "2"):
+        frame = spark.range(2).selectExpr(f"concat('{epoch}-', id) AS value")
+        write(frame, world, topic="epochs", producerId="p", epoch=epoch)
+    assert sorted(world.values("epochs")) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+
+
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, world: World) -> None:
     world.stream("failed")
     bad = (

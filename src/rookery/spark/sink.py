@@ -207,17 +207,19 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
 
 
 class BatchSink(_Writing, DataSourceArrowWriter):
-    """One job: with `jobId` it can be repeated and happens once, without it happens wholly or not at all."""
+    """One job: with `jobId`, or `producerId` and `epoch`, it can be repeated and happens once; without, wholly or
+    not at all.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
         self._job = options.job or options.producer or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return self._staged(iterator, self._job, 0)
+        return self._staged(iterator, self._job, self._options.epoch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(self._job, 0, messages)
+        self._commit(self._job, self._options.epoch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
