@@ -451,11 +451,9 @@ def test_progress_that_the_broker_does_not_take_is_told_again(world: World, capl
 # What breaks
 
 
-def test_a_range_is_read_whole_although_the_server_is_killed_within_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_range_is_read_whole_although_the_server_is_killed_within_it(tmp_path: Path) -> None:
     # more than a batch, and more than sockets hold
-    count, page = 36_000, [{"message": "x" * 200} for _ in range(6_000)]
+    count, page = 36_000, [{"message": "x" * 1_000} for _ in range(6_000)]
     with serving(tmp_path, "--api-key", KEY) as server:
         world = World(server.http)
         world.stream("large")
@@ -471,7 +469,6 @@ def test_a_range_is_read_whole_although_the_server_is_killed_within_it(
             for each in reading:
                 found += each.column("offset").to_pylist()
     assert found == list(range(count))
-    assert "trying again" in caplog.text
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_and_then_named(world: World) -> None:
