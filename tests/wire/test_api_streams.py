@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,8 +232,15 @@ def test_a_reader_that_leaves_lets_go_of_its_range(web: World, client: httpx.Cli
     for _ in range(10):
         append(client, url, *["x" * 50_000] * 20)
     held = web.inside(lambda s: len(s.engine.history._plans))
-    with client.stream("GET", f"{url}/records", headers={"Accept": ARROW}) as answer:
-        next(answer.iter_raw())
+    # a small window: what the kernels would buffer must not be the whole range
+    narrow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)])
+    with (
+        httpx.Client(transport=narrow, base_url=client.base_url, headers=client.headers, timeout=30) as slow,
+        slow.stream("GET", f"{url}/records", headers={"Accept": ARROW}) as answer,
+    ):
+        # the iterator is kept: httpx closes the connection when it goes
+        pieces = answer.iter_raw()
+        next(pieces)
         assert web.inside(lambda s: len(s.engine.history._plans)) == held + 1
     while web.inside(lambda s: len(s.engine.history._plans)) > held:
         pass

@@ -369,13 +369,24 @@ def pour(api: Api, call: Call, pieces: Iterator[bytes], done: Callable[[], None]
     return LATER
 
 
+def _cut(pieces: Iterator[bytes]) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of a MiB at most: a batch of Arrow may be much more than a peer should have ahead."""
+    for piece in pieces:
+        if len(piece) <= PIECE_BYTES:
+            yield piece
+        else:
+            whole = memoryview(piece)
+            for at in range(0, len(piece), PIECE_BYTES):
+                yield whole[at : at + PIECE_BYTES]
+
+
 class _Pouring:
     """See `pour`. One piece is made ahead; while the peer does not read, the next waits for it."""
 
     def __init__(self, api: Api, call: Call, pieces: Iterator[bytes], done: Callable[[], None]) -> None:
         self._api = api
         self._call: Call | None = call
-        self._pieces = pieces
+        self._pieces = _cut(pieces)
         self._done: Callable[[], None] | None = done
         self._asked = False
         self._begun = False
@@ -388,7 +399,7 @@ class _Pouring:
 
     def _next(self) -> tuple[bytes, bool]:
         """About a MiB, and whether it is the last (in a thread)."""
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         size = 0
         for part in self._pieces:
             parts.append(part)
