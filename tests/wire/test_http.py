@@ -217,6 +217,23 @@ def test_chunks_beyond_the_limit_are_refused_and_earlier_requests_answered_first
     assert web.inside(lambda _: web.face.body_bytes) == 0
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_whoever_sends_a_large_body_to_its_end_gets_the_answer(web: World, chunked: bool) -> None:
+    """And no reset, as he would if the connection were closed while something of him is unread."""
+    body = bytes(8 << 20)
+    for _ in range(5):
+        with web.connect() as raw:
+            if chunked:
+                head = request("POST", "/api/v1/queues/q/publish", Transfer_Encoding="chunked", **AUTH)
+                raw.send(head, b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")
+            else:
+                raw.send(request("POST", "/api/v1/queues/q/publish", body, **AUTH))
+            status, headers, content = raw.answer()
+            assert (status, headers["connection"]) == (413, "close")
+            assert json.loads(content)["code"] == "message_too_large"
+            assert raw.rest() == b""
+
+
 @pytest.mark.parametrize(
     ("body", "argument"),
     [

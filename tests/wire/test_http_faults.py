@@ -16,7 +16,7 @@ from rookery.clock import SystemClock
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.errors import StoreFailed
-from rookery.wire.http import HttpFace
+from rookery.wire.http import LINGER_MAX_BYTES, LINGER_MAX_MS, HttpFace
 from rookery.wire.http_auth import Gatekeeper
 from rookery.wire.http_routes import Router
 from rookery.wire.turn import Turn
@@ -126,6 +126,13 @@ class Transport:
     def __init__(self) -> None:
         self.sent = b""
         self.closed = False
+        self.ended = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -225,6 +232,32 @@ def test_no_bytes_whatsoever_are_a_defect(pieces: list[bytes], step: int) -> Non
         assert not http.connections
     whole, pieces_of_it = ([status for status in each if status != b"100"] for each in answers)
     assert whole == pieces_of_it
+
+
+def test_what_comes_behind_a_refused_request_is_thrown_away_for_a_while() -> None:
+    head = b"POST /size HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n"
+    http = face([])
+    transports = Transport(), Transport()
+    connections: list[Any] = [http.connect() for _ in transports]
+    sending, silent = connections
+    for connection, transport in zip(connections, transports, strict=True):
+        connection.connection_made(transport)
+        connection.data_received(head)
+        assert transport.sent.startswith(b"HTTP/1.1 413 ")
+        assert transport.ended and not transport.closed
+    piece = bytes(1 << 20)
+    for _ in range(LINGER_MAX_BYTES // len(piece)):
+        sending.data_received(piece)
+    assert not transports[0].closed
+    sending.data_received(b"x")
+    assert transports[0].closed
+    for ms, closed in ((LINGER_MAX_MS - 1, False), (LINGER_MAX_MS, True)):
+        http.turn.shard.turn(1_700_000_000_000, 1_000_000 + int(ms))
+        http.turn.begin()
+        http.tick()
+        http.turn.end()
+        assert transports[1].closed == closed
+    assert silent.out.size() == 0
 
 
 JSON_BODIES = st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)

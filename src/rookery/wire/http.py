@@ -6,7 +6,8 @@ publish waits for the journal. Calls of one connection are begun in order, one t
 journal holds up those behind it, and answers leave in order, all of a turn in one write.
 
 What a peer may send is bounded (head, body, time, calls ahead of their answers), and one that does not read its answers
-is not read from. After the first fault of framing nothing more of the connection is believed.
+is not read from. After the first fault of framing nothing more of the connection is believed; what still comes is read
+and thrown away for a while, as closing at once would make the peer's system drop the answer with a reset.
 
 A call may change the connection to another protocol (`Call.upgrade`); from then on a tunnel has its bytes.
 """
@@ -32,6 +33,9 @@ STALL_MAX_MS: Final[i64] = 15_000
 """How long a request may make no progress, or a peer read nothing of its answers."""
 REQUEST_MAX_MS: Final[i64] = 300_000
 IDLE_MAX_MS: Final[i64] = 75_000
+LINGER_MAX_MS: Final[i64] = 10_000
+LINGER_MAX_BYTES: Final[i64] = 64 << 20
+"""What a peer may still send behind a request that was refused, before its connection is closed on it."""
 
 METHODS: Final[dict[bytes, str]] = {
     name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -130,6 +134,8 @@ class HttpConnection(Peer):
         self._fault: HttpFault | None = None
         self._continue = False
         self._deaf = False
+        self._linger_until_ms: i64 = 0
+        self._linger_bytes: i64 = 0
         self._write_paused = False
         self._began_ms: i64 = 0
         self._seen_ms: i64 = 0
@@ -197,6 +203,10 @@ class HttpConnection(Peer):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._parser is None:
+            if self._linger_until_ms:
+                self._linger_bytes += len(data)
+                if self._linger_bytes > LINGER_MAX_BYTES:
+                    self.broken()
             return
         if not self.turn.begin():
             self.broken()
@@ -525,7 +535,11 @@ class HttpConnection(Peer):
         call.connection = None
         if not call.keep:
             self._deaf = True
-            out.close()
+            if call.refusal is None or self.face.closing:
+                out.close()
+            else:
+                self._linger_until_ms = self.shard.mono_ms + LINGER_MAX_MS
+                out.end()
         return True
 
     def _change(self, call: Call) -> None:
@@ -617,6 +631,9 @@ class HttpConnection(Peer):
         if self._write_paused:
             if now - self._paused_ms > STALL_MAX_MS * 4:
                 self.broken()
+        elif self._linger_until_ms:
+            if now >= self._linger_until_ms:
+                self.out.close()
         elif self._tunnel is not None:
             # whose own business time is
             return

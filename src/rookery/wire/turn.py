@@ -80,6 +80,7 @@ class Outlet:
         self.dirty = False
         self.corked = False
         self.closing = False
+        self.ending = False
         self.awaited: i64 = 0
         self.written_ms: i64 = 0
         self.paused: i64 = 0
@@ -127,6 +128,11 @@ class Outlet:
         self.closing = True
         self.touch()
 
+    def end(self) -> None:
+        """Say that nothing follows what was written so far. TLS knows no such end: there it is only what was said."""
+        self.ending = True
+        self.touch()
+
     def flush(self, now_ms: i64) -> None:
         self.dirty = False
         transport = self.transport
@@ -153,6 +159,10 @@ class Outlet:
             transport.write(data)
         if self.closing:
             transport.close()
+        elif self.ending:
+            self.ending = False
+            if transport.can_write_eof():
+                transport.write_eof()
 
     def drop(self) -> None:
         """Forget what was written."""
