@@ -278,7 +278,6 @@ def sealed_file(n: int, rows: int) -> SealedFile:
 
 
 def make_file(path: Path, rows: int) -> None:
-    import pyarrow.parquet as pq
 
     stream = Stream("x", Shard(b"", 1).create_tenant("t"), streams.StreamSettings())
     partition = Partition(stream, 0, 1)
@@ -292,7 +291,7 @@ def make_file(path: Path, rows: int) -> None:
     for i in range(rows):
         shard.publish(way_tenant, "", "x", PROPS, payloads[i % 1_000])
     places, stamps = target.run(0, rows)
-    with pq.ParquetWriter(path, SEALED_SCHEMA, compression="zstd") as writer:
+    with sealing.sealed_writer(path) as writer:
         for columns in arrow.collect(places, stamps, 0, lambda place, _: shard.read_record(place), SEALED_SCHEMA, ""):
             batch = arrow.batch_of(columns, SEALED_SCHEMA, "t", "x", 0)
             writer.write_batch(batch, row_group_size=batch.num_rows)
