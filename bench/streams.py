@@ -278,7 +278,6 @@ def sealed_file(n: int, rows: int) -> SealedFile:
 
 
 def make_file(path: Path, rows: int) -> None:
-
     stream = Stream("x", Shard(b"", 1).create_tenant("t"), streams.StreamSettings())
     partition = Partition(stream, 0, 1)
     stream.partitions.append(partition)

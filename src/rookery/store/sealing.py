@@ -24,8 +24,8 @@ from rookery.store.columns import BYTES_MAX, ROWS_MAX
 from rookery.store.layout import TEMPORARY, file_name, file_path, partition_directory
 from rookery.store.schema import SEALED_SCHEMA
 
-# What differs from row to row (offset, timestamp, value, message_id, envelope) is written plainly: to look for repetition
-# in it is a third of the work of writing, for nothing.
+# What differs from row to row (offset, timestamp, value, message_id, envelope) is written plainly: to look for
+# repetition in it is a third of the work of writing, for nothing.
 DICTIONARIES: Final = [
     "producer_timestamp",
     "key",
