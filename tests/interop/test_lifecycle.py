@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,10 @@ from deltalake import DeltaTable
 from rookery.errors import InvalidArgument
 from rookery.pipelines import lake
 from rookery.pipelines.builtin import gold
+from rookery.pipelines.builtin.events import parsed
 from rookery.pipelines.builtin.lifecycle import BRONZE, JOURNEYS, OPEN, Lifecycle
 from rookery.pipelines.builtin.tables import gold_tables, measured, sla_breaches
-from tests.interop.lifecycle_events import NOON, frame, golden
+from tests.interop.lifecycle_events import NOON, Teller, frame, golden
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -236,6 +238,31 @@ def test_a_table_that_is_deleted_is_made_anew(
     found = table.updated(measured(lake.read(spark, here.path(BRONZE))), None)
     lake.replace(found, tmp_path / "made", "app", 0, partition_by=(gold.SLICE,))
     assert rows(tmp_path / "made") == whole[1]["queue_stats"]
+
+
+def test_routing_keys_beyond_the_cap_share_a_row(spark: SparkSession, tmp_path: Path) -> None:
+    (table,) = (table for table in gold_tables(SLA) if table.name == "routing_stats")
+    assert table.cap is not None
+    small = replace(table, cap=replace(table.cap, most=3))
+    teller = Teller()
+    for number, key in enumerate("cabdefaaghc"):
+        teller.message(f"m{number}", "jobs", entered=number, key=key)
+    events = parsed(frame(spark, teller.rows))
+    found: list[list[Row]] = []
+    # at once, and in batches that the keys are divided by in different ways
+    for name, cuts in (("whole", [0, 11]), ("parts", [0, 2, 4, 7, 11])):
+        for batch, (start, stop) in enumerate(pairwise(cuts)):
+            part = events.where(f"event_time_ms >= {NOON + start} AND event_time_ms < {NOON + stop}")
+            old = lake.read(spark, tmp_path / name) if batch else None
+            lake.replace(small.updated(part, old), tmp_path / name, "app", batch, partition_by=(gold.SLICE,))
+        found.append(rows(tmp_path / name))
+    assert found[0] == found[1]
+    assert chosen(found[0], "scope", "routing_key", "published", "bytes", "fan_out", grain="hour") == [
+        ("key", "a", 3, 300, 1.0),
+        ("key", "b", 1, 100, 1.0),
+        ("key", "c", 2, 200, 1.0),
+        ("other", "", 5, 500, 1.0),
+    ]
 
 
 def test_other_tools_read_the_tables(spark: SparkSession, whole: tuple[Lifecycle, dict[str, list[Row]]]) -> None:

@@ -27,6 +27,24 @@ _PART: Final = "STRUCT<measure: STRING, ms: BIGINT, weight: BIGINT>"
 
 
 @dataclass(frozen=True)
+class Cap:
+    """How many values of a key have rows of their own in a window, beside the same other keys: those that came first.
+
+    The others share a row. What is in it stays there, so with late events it may depend on their order which values
+    those are; sums over all rows never do.
+    """
+
+    key: str
+    most: int
+    first: str
+    """The column, one of the minima, that says when a value came."""
+    where: str
+    """Which rows it is about."""
+    others: Mapping[str, str]
+    """The keys of the row that the others share."""
+
+
+@dataclass(frozen=True)
 class Gold:
     """One table. The values of the mappings are expressions over an event of one of some kinds.
 
@@ -48,6 +66,8 @@ class Gold:
     examples: Mapping[str, str] = field(default_factory=dict)
     shown: Mapping[str, str] = field(default_factory=dict)
     """Columns that follow from the others."""
+    cap: Cap | None = None
+    """For tables without durations."""
 
     @property
     def slice_grain(self) -> str:
@@ -118,7 +138,8 @@ class Gold:
         from pyspark.sql import functions as f
 
         if not self.durations:
-            return rows.groupBy(*self.key).agg(*self._joins())
+            found = rows.groupBy(*self.key).agg(*self._joins())
+            return found if self.cap is None else self._capped(found, self.cap)
         # one row without a part has all that is not a duration, the others have nothing else
         split = rows.selectExpr(
             *self.key, *self.plain, f"explode(concat(array(cast(NULL AS {_PART})), parts)) AS part"
@@ -136,6 +157,16 @@ class Gold:
             for name in self.durations
         ]
         return summed.groupBy(*self.key).agg(*self._joins(), *arrays)
+
+    def _capped(self, rows: DataFrame, cap: Cap) -> DataFrame:
+        """Rows with those of too many values as one."""
+        within = ", ".join(name for name in self.key if name != cap.key)
+        place = f"row_number() OVER (PARTITION BY {within} ORDER BY {cap.first}, {cap.key})"
+        shared = {name: f"CASE WHEN too_many THEN {said} ELSE {name} END" for name, said in cap.others.items()}
+        named = rows.selectExpr("*", f"{place} > {cap.most} AND {cap.where} AS too_many").selectExpr(
+            *(f"{shared.get(name, name)} AS {name}" for name in self.key), *self.plain
+        )
+        return named.groupBy(*self.key).agg(*self._joins())
 
     def _joins(self) -> list[Column]:
         from pyspark.sql import functions as f

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import InvalidArgument
 from rookery.pipelines.builtin.events import COUNTERS, GAUGES
-from rookery.pipelines.builtin.gold import Gold
+from rookery.pipelines.builtin.gold import Cap, Gold
 from rookery.pipelines.builtin.histograms import bucket
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ TENANT_USAGE: Final = Gold(
     },
 )
 
+ROUTING_KEYS_MAX: Final = 1_000
+"""Routing keys of an exchange, in an hour or day, that have a row of their own: keys may have ids in them."""
+
 ROUTING_STATS: Final = Gold(
     name="routing_stats",
     kinds=("published", "unroutable", "snapshot"),
@@ -112,7 +115,11 @@ ROUTING_STATS: Final = Gold(
         "bytes": f"CASE WHEN {_EXCHANGE} THEN {_change('bytes')} ELSE weight * size_bytes END",
         "reached": f"CASE WHEN {_EXCHANGE} THEN 0L ELSE weight * coalesce(reached, 0L) END",
     },
-    shown={"fan_out": "CASE WHEN scope = 'key' AND published > 0 THEN reached / cast(published AS DOUBLE) END"},
+    firsts={"first_seen_ms": "event_time_ms"},
+    shown={"fan_out": "CASE WHEN scope <> 'exchange' AND published > 0 THEN reached / cast(published AS DOUBLE) END"},
+    cap=Cap(
+        "routing_key", ROUTING_KEYS_MAX, "first_seen_ms", "scope = 'key'", {"scope": "'other'", "routing_key": "''"}
+    ),
 )
 
 CONSUMER_STATS: Final = Gold(
