@@ -7,165 +7,31 @@ The broker is a process of its own. CPU of Spark is that of its JVM, its Python 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import tempfile
-import threading
-import time
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from bench.asking import KEY, Server
-from bench.harness import BODY_BYTES, start, table, title
-from bench.plots import Line, Plot, draw, put
-from rookery.spark.client import Client
-from rookery.spark.options import Connection
+from bench.asking import Server
+from bench.harness import BODY_BYTES, start
+from bench.plots import Line, Plot
+from bench.sparking import HEAD, PAGE, Broker, Load, Meter, Report, drop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 400_000
 PLAIN_ROWS = 50_000
-CHUNK = 20_000
 BATCHES = 30
-PARTS = ("reads", "batches", "partitions", "lengths", "cores")
-LOOK_SEC = 0.2
+PARTS = ("reads", "batches", "partitions", "lengths", "executors")
 PARTITIONS = (1, 2, 4, 8)
-LENGTHS = (10_000, 100_000, 1_000_000)
-BEGIN = "<!-- bench/run spark_read --write puts its report between here -->"
-END = "<!-- and here -->"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "spark.md"
-PLOT = PAGE.parent / "img" / "spark.svg"
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-# The broker's side
-
-
-class Broker:
-    """A server, and streams in it."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.here: dict[str, Any] = {"endpoint": f"http://127.0.0.1:{server.port}", "token": KEY}
-        self.client = Client(Connection((self.here["endpoint"],), KEY, timeout_sec=600))
-
-    def stream(self, name: str, rows: int, partitions: int, sealed: bool) -> str:
-        """A stream of so many rows in all, in files or in the tail. Staged chunks are the quick way to many."""
-        client = self.client
-        wanted = {"partitions": partitions, "seal_ms": 1 << 40, "seal_bytes": 1 << 40}
-        client._json("PUT", f"/api/v1/streams/{name}", json.dumps(wanted).encode(), "application/json")
-        for number, at in enumerate(range(0, rows, CHUNK)):
-            chunk = chunk_of(at, min(CHUNK, rows - at), partitions)
-            client.post(f"/api/v1/streams/{name}/stage", chunk, chunk=f"{name}-{number}")
-            client.post(f"/api/v1/producers/{name}/commit", {"epoch": number, "chunks": [f"{name}-{number}"]})
-        if sealed:
-            client.post(f"/api/v1/streams/{name}/seal")
-        return name
-
-
-def chunk_of(first: int, rows: int, partitions: int) -> bytes:
-    """Rows as an Arrow stream: half of each value is random, half is constant."""
-    noise = os.urandom(rows * BODY_BYTES // 4).hex()
-    step = BODY_BYTES // 2
-    values = [(noise[i * step : i * step + step] + "x" * step).encode() for i in range(rows)]
-    columns = {
-        "value": pa.array(values, pa.binary()),
-        "routing_key": pa.array([f"orders.{i % 10}" for i in range(first, first + rows)]),
-        "partition": pa.array([i % partitions for i in range(first, first + rows)], pa.int32()),
-        "content_type": pa.array(["application/json"] * rows),
-    }
-    made = pa.record_batch(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, made.schema) as writer:
-        writer.write_batch(made)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-# What is measured
-
-
-@dataclass
-class Load:
-    """Something that reads rows: what it costs, round by round."""
-
-    name: str
-    rows: int
-    run: Callable[[], object]
-    aim: str = ""
-    wall_sec: list[float] = field(default_factory=list)
-    spark_sec: list[float] = field(default_factory=list)
-    broker_sec: list[float] = field(default_factory=list)
-
-    def per_cpu(self) -> float:
-        return self.rows / statistics.median(self.spark_sec) / 1e6
-
-    def per_sec(self) -> float:
-        return self.rows / statistics.median(self.wall_sec) / 1e6
-
-    def row(self) -> list[str]:
-        broker = statistics.median(self.broker_sec)
-        beside = f"{self.rows / broker / 1e6:.2f}" if broker > 0.1 else "–"
-        spread = f"{self.rows / max(self.spark_sec) / 1e6:.2f} to {self.rows / min(self.spark_sec) / 1e6:.2f}"
-        return [self.name, f"{self.per_sec():.2f}", f"{self.per_cpu():.2f}", spread, beside, self.aim]
-
-
-HEAD = ["case", "M rows/s", "M rows / CPU-s of Spark", "rounds from, to", "of the broker", "aim"]
-
-
-class Meter:
-    """CPU of Spark and of the broker. Workers of Spark come and go, so they are looked at all the time."""
-
-    def __init__(self, spark: SparkSession, server: Server) -> None:
-        self._jvm: int = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-        self._server = server
-        self._seen: dict[int, int] = {}
-        self._lock = threading.Lock()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while Path(f"/proc/{self._jvm}").exists():
-            self._look()
-            time.sleep(LOOK_SEC)
-
-    def _look(self) -> float:
-        with self._lock:
-            found = [self._jvm]
-            for each in found:
-                try:
-                    numbers = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]
-                    for task in Path(f"/proc/{each}/task").iterdir():
-                        found += map(int, (task / "children").read_text().split())
-                except OSError:
-                    continue
-                self._seen[each] = sum(map(int, numbers))
-            return sum(self._seen.values()) / _TICKS
-
-    def spark_sec(self) -> float:
-        return self._look() + time.process_time()
-
-    def measure(self, loads: list[Load], rounds: int) -> None:
-        for load in loads:
-            load.run()
-        for _ in range(rounds):
-            for load in loads:
-                spark, served, began = self.spark_sec(), self._server.cpu_sec(), time.perf_counter()
-                load.run()
-                load.wall_sec.append(time.perf_counter() - began)
-                load.spark_sec.append(self.spark_sec() - spark)
-                load.broker_sec.append(self._server.cpu_sec() - served)
-
-
-def drop(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
+LENGTHS = (1, 10, 100)
+NEWEST_SHARE = 40
+MASTERS = ("local[1]", "local[2]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]")
 
 
 def reads(spark: SparkSession, broker: Broker, tail: str, sealed: str, rows: int) -> list[Load]:
@@ -185,8 +51,10 @@ def reads(spark: SparkSession, broker: Broker, tail: str, sealed: str, rows: int
         same = {"tenant": functions.lit("default"), "stream": functions.lit(sealed)}
         return spark.read.parquet(folder).withColumns(same).select(source(sealed).columns)
 
+    few_rows = min(rows, PLAIN_ROWS)
+
     def plain() -> None:
-        drop(spark.createDataFrame(pages(broker, tail, PLAIN_ROWS)))
+        drop(spark.createDataFrame(pages(broker, tail, few_rows)))
 
     def history(**options: str) -> DataFrame:
         return rookery.spark.history(spark, sealed, hold_sec=600, **broker.here, **options)
@@ -203,7 +71,7 @@ def reads(spark: SparkSession, broker: Broker, tail: str, sealed: str, rows: int
         ),
         Load(f"history(), {few}", rows, lambda: drop(history().groupBy("routing_key").count())),
         Load(f"Spark's own scan, {few}", rows, lambda: drop(own().groupBy("routing_key").count())),
-        Load("a plain consumer, JSON pages → DataFrame → noop", PLAIN_ROWS, plain),
+        Load("a plain consumer, JSON pages → DataFrame → noop", few_rows, plain),
     ]
 
 
@@ -316,16 +184,18 @@ def scaling(
     return shown, lines
 
 
-def lengths(spark: SparkSession, broker: Broker, meter: Meter, rounds: int) -> tuple[list[list[str]], list[Line]]:
+def lengths(
+    spark: SparkSession, broker: Broker, meter: Meter, newest: int, rounds: int
+) -> tuple[list[list[str]], list[Line]]:
     """The newest rows of ever longer histories."""
     shown: list[list[str]] = []
     lines = [Line("the connector"), Line("history()")]
     import rookery.spark
 
-    for length in LENGTHS:
+    for times in LENGTHS:
+        length = newest * times
         name = broker.stream(f"length-{length}", length, 1, True)
-        newest = json.dumps({name: {"0": length - LENGTHS[0]}})
-        options = {**broker.here, "startingOffsets": newest}
+        options = {**broker.here, "startingOffsets": json.dumps({name: {"0": length - newest}})}
 
         def direct(name: str = name, options: dict[str, Any] = options) -> None:
             drop(spark.read.format("rookery").options(**options, subscribe=name).load())
@@ -333,7 +203,7 @@ def lengths(spark: SparkSession, broker: Broker, meter: Meter, rounds: int) -> t
         def history(name: str = name, options: dict[str, Any] = options) -> None:
             drop(rookery.spark.history(spark, name, hold_sec=60, **options))
 
-        loads = [Load("", LENGTHS[0], direct), Load("", LENGTHS[0], history)]
+        loads = [Load("", newest, direct), Load("", newest, history)]
         meter.measure(loads, rounds)
         cpu = [statistics.median(load.spark_sec) * 1000 for load in loads]
         wall = [statistics.median(load.wall_sec) * 1000 for load in loads]
@@ -343,17 +213,17 @@ def lengths(spark: SparkSession, broker: Broker, meter: Meter, rounds: int) -> t
     return shown, lines
 
 
-def cores(broker: Broker, sealed: str, rows: int, rounds: int, counts: tuple[int, ...]) -> list[list[str]]:
-    """The same rows with more tasks at once: each number of cores is a session of its own."""
+def executors(broker: Broker, sealed: str, rows: int, rounds: int) -> list[list[str]]:
+    """The same rows with more tasks at once, in one process or in several: each is a session of its own."""
     import rookery.spark
 
     shown = []
-    for count in counts:
-        spark = rookery.spark.session(f"local[{count}]", spark_driver_memory="2g", spark_ui_enabled=False)
+    for master in MASTERS:
+        spark = rookery.spark.session(master, spark_driver_memory="2g", spark_ui_enabled=False)
         frame = spark.read.format("rookery").options(**broker.here, subscribe=sealed).load()
         load = Load("", rows, lambda frame=frame: drop(frame))  # type: ignore[misc]
         Meter(spark, broker.server).measure([load], rounds)
-        shown.append([f"local[{count}]", f"{load.per_sec():.2f}", f"{load.per_cpu():.2f}"])
+        shown.append([f"`{master}`", f"{load.per_sec():.2f}", f"{load.per_cpu():.2f}"])
         spark.stop()
     return shown
 
@@ -369,31 +239,12 @@ def main() -> None:
     try:
         with warnings.catch_warnings(), closing(broker.client):
             warnings.simplefilter("ignore")
-            report = Report()
+            report = Report("spark_read", "Reading by partitions and by length of history")
             run(broker, options.rows, options.rounds, options.only.split(","), report)
             if options.write:
                 report.write()
     finally:
         server.stop()
-
-
-class Report:
-    """What is told, and at the end put into the page."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self.plots: list[Plot] = []
-
-    def tell(self, heading: str, how: str, head: list[str], rows: list[list[str]]) -> None:
-        title(heading, how)
-        table(head, rows)
-        self._parts += [f"### {heading}", " ".join(how.split()), markdown(head, rows)]
-
-    def write(self) -> None:
-        if self.plots:
-            PLOT.write_text(draw(self.plots))
-            self._parts.insert(0, "![Reading by partitions and by length of history](img/spark.svg)")
-        put(PAGE, BEGIN, END, ["spark_read"], self._parts)
 
 
 def run(broker: Broker, rows: int, rounds: int, only: list[str], report: Report) -> None:
@@ -409,7 +260,8 @@ def run(broker: Broker, rows: int, rounds: int, only: list[str], report: Report)
             "Reading a stream",
             f"""{rows:,} records of {BODY_BYTES} B in 4 partitions, all columns unless said otherwise, on `local[2]`;
             medians of {rounds} rounds after one to warm up. CPU of Spark is that of its JVM, its Python workers and the
-            driver; the broker is one process on the same machine. The plain consumer reads {PLAIN_ROWS:,}.""",
+            driver; the broker is one process on the same machine. The plain consumer reads
+            {min(rows, PLAIN_ROWS):,}.""",
             HEAD,
             [load.row() for load in loads],
         )
@@ -430,28 +282,25 @@ def run(broker: Broker, rows: int, rounds: int, only: list[str], report: Report)
             shown,
         )
     if "lengths" in only:
-        shown, lines = lengths(spark, broker, meter, rounds)
-        heading = f"CPU ms for the newest {LENGTHS[0]:,} records, by length of history (less is better)"
+        newest = max(1, rows // NEWEST_SHARE)
+        shown, lines = lengths(spark, broker, meter, newest, rounds)
+        heading = f"CPU ms for the newest {newest:,} records, by length of history (less is better)"
         report.plots.append(Plot(heading, lines))
         report.tell(
             "By length of history",
-            f"The newest {LENGTHS[0]:,} records of a stream that has so many → noop: ms of CPU, and ms on the clock.",
+            f"The newest {newest:,} records of a stream that has so many → noop: ms of CPU, and ms on the clock.",
             ["records", "connector, CPU ms", "ms", "history(), CPU ms", "ms "],
             shown,
         )
     spark.stop()
-    if "cores" in only:
+    if "executors" in only:
         report.tell(
-            "By cores",
-            f"{rows:,} sealed records in 4 partitions → noop, each row a session of its own.",
+            "By cores and executors",
+            f"""{rows:,} sealed records in 4 partitions → noop: one process with so many cores, or so many executors
+            with a core each.""",
             ["master", "M rows/s", "M rows / CPU-s of Spark"],
-            cores(broker, sealed, rows, rounds, (1, 2, 4)),
+            executors(broker, sealed, rows, rounds),
         )
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 if __name__ == "__main__":
