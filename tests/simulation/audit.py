@@ -82,8 +82,9 @@ def _explain_missing(ledger: Ledger, account: Account) -> None:
     """
     sight = ledger.look(account)
     terms = account.terms
-    # a queue drops its head only when something comes in, or its limits change
-    may_trim = terms.trims and (account.configured or account.core.seq != account.last_seq)
+    # a queue drops its head only when something comes in, or when its limits change and it is beyond them
+    beyond = account.configured and not account.fits(account.waiting_since, account.bytes_since)
+    may_trim = terms.trims and (beyond or account.core.seq != account.last_seq)
     for record in list(account.records.values()):
         if record.seq in sight.seqs or (record.loose and record.lease is not None and record.lease.live):
             continue

@@ -6,10 +6,6 @@ core.
 
 from __future__ import annotations
 
-CASCADES = frozenset({289, 1083})
-"""Seeds with a journal in which several queues drop their heads into each other at once. Which of the letters comes
-where depends on the order of all the deaths, and that is beyond the ledger; the runs leave these seeds out."""
-
 KNOWN_PARKED_GROUPS = False
 """Parked messages of a group are taken up by sequence alone, not by priority; and when the one that was taken up leaves
 without having been delivered (it expires, or is purged, moved or trimmed) the rest stays parked. So groups are used

@@ -453,6 +453,13 @@ class Ledger:
         else:
             record.state = READY
 
+    def cascades(self) -> bool:
+        """Whether queues dropped their heads into others that dropped theirs, in this step. Which of the letters came
+        where depends on the order of all the deaths then, and that is beyond this book-keeping.
+        """
+        pushed = {a.name for a in self.accounts.values() if a.terms.trims and a.core.seq != a.last_seq}
+        return any(self.accounts[name].terms.dead_letter_queue in pushed for name in pushed)
+
     # Time
 
     def passed(self) -> None:

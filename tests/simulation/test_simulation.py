@@ -20,9 +20,10 @@ BATCHES = 20
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_the_laws_hold(batch: int) -> None:
+    seeds = range(batch, SEEDS, BATCHES)
     with tightened():
-        for seed in range(batch, SEEDS, BATCHES):
-            run(seed, STEPS)
+        beyond = sum(run(seed, STEPS).beyond for seed in seeds)
+    assert beyond <= 1 + len(seeds) // 50
 
 
 def test_a_seed_always_makes_the_same_run() -> None:

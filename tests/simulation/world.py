@@ -168,6 +168,8 @@ class World:
         self.hands: list[Hand] = []
         self.past: list[Hand] = []
         self.open_transactions: dict[str, tuple[list[Operation], int]] = {}
+        # ended early, because too many queues dropped their heads at once
+        self.beyond = False
         self.past_transactions: dict[str, type[errors.RookeryError]] = {}
 
     def begin(self) -> Shard:
@@ -270,6 +272,9 @@ class World:
         for consumer in served:
             if not consumer.ended:
                 self.leave(consumer, "has what it waited for")
+        if served:
+            # no turn ends before those behind them had theirs
+            self.flush()
         self.turned()
 
     def turned(self) -> None:
@@ -351,6 +356,10 @@ def run(seed: int, steps: int = STEPS, make: Callable[[int], World] = World) -> 
     try:
         world.run(steps)
     except Violation as violation:
+        if violation.law in ("8 limits", "9 conservation") and world.ledger.cascades():
+            world.say(f"the rest is beyond the ledger: {violation}")
+            world.beyond = True
+            return world
         what = str(violation)
         raise SimulationFailure(world, steps, violation.law, what) from violation
     except Exception as error:
