@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rookery import properties
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.spark.options import sink_options
 from rookery.spark.sink import COLUMNS, check_rows, pieces
@@ -81,3 +82,20 @@ def test_pieces_are_the_same_rows_and_none_is_too_large(sizes: list[int], most: 
     assert [len(value) for part in found for value in part.column("value").to_pylist()] == sizes
     assert all(part.num_rows == 1 or part.nbytes <= most for part in found)
     assert all(part.num_rows for part in found)
+
+
+def test_headers_come_as_maps_or_as_lists_of_pairs() -> None:
+    wanted = [{"a": "1", "b": None}, {}, {}, {"c": b"\xff"}]
+    pairs = [[("a", b"1"), ("b", None)], None, [], [("c", b"\xff")]]
+    structs = [each and [{"key": key, "value": value} for key, value in each] for each in pairs]
+    kinds = (pa.map_(pa.string(), pa.binary()), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    for rows, kind in zip((pairs, structs), kinds, strict=True):
+        column = pa.array(rows, kind)
+        # also where batches do not begin at the beginning of their memory
+        table = pa.table({"value": ["x"] * 4, "headers": pa.chunked_array([column.slice(0, 1), column.slice(1)])})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        names = dict.fromkeys(arrow_rows.TARGETS, "out")
+        found = arrow_rows.rows_of(sink.getvalue().to_pybytes(), "out", names, 0)
+        assert [properties.decode(row.props).headers or {} for row in found] == wanted

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rookery import properties
 from rookery._bytes import BytesWriter
@@ -37,6 +39,8 @@ COLUMNS: Final = (
 
 _TEXTS: Final = ("routing_key", "message_id", "correlation_id", "content_type", *TARGETS)
 _NUMBERS: Final = ("partition", "priority", "expiration_ms", "delay_ms")
+_NAMES: Final = frozenset((str, bytes))
+_VALUES: Final = frozenset((bytes, str, int, bool, type(None)))
 KEY_MAX_BYTES: Final = 255
 _PLAIN: Final = properties.encode(Properties(delivery_mode=2))
 
@@ -82,20 +86,62 @@ def _column(table: pa.Table, name: str) -> list[Any]:
     return values
 
 
-def _header_lists(column: pa.ChunkedArray) -> list[Any]:
-    """Headers as dicts: from a map, or from a list of (key, value)."""
-    rows = []
-    for row in column.to_pylist():
-        headers: dict[str, object] = {}
-        for pair in row or ():
-            name, value = (pair.get("key"), pair.get("value")) if isinstance(pair, dict) else pair
-            if isinstance(name, bytes):
-                name = name.decode("utf-8", "replace")
-            if not isinstance(name, str) or not isinstance(value, bytes | str | int | bool | None):
-                raise InvalidArgument("headers are pairs of a text and a text or bytes", argument="headers")
-            headers[name] = _text(value)
-        rows.append(headers)
+def _header_lists(column: pa.ChunkedArray) -> list[dict[str, object]]:
+    """Headers as dicts: from a map, or from a list of pairs of key and value.
+
+    Keys and values are taken out of the lists as columns: an object for each pair would cost more than all the rest.
+    """
+    rows: list[dict[str, object]] = []
+    kind = column.type
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct({"key": kind.key_type, "value": kind.item_type})))
+    elif pa.types.is_null(kind):
+        return [{} for _ in range(len(column))]
+    elif not _is_list(kind):
+        raise _no_headers()
+    for chunk in column.chunks:
+        names, values = _pairs(chunk)
+        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_pylist()
+        pairs = zip(names, values, strict=True)
+        rows += [dict(islice(pairs, length)) for length in lengths]
     return rows
+
+
+def _pairs(chunk: pa.Array) -> tuple[list[str], list[object]]:
+    """The names and values of all headers of some rows, one after the other."""
+    items = chunk.flatten()
+    if not len(items):
+        return [], []
+    if items.null_count:
+        raise _no_headers()
+    names: list[Any]
+    values: list[Any]
+    if pa.types.is_struct(items.type):
+        places = [items.type.get_field_index(name) for name in ("key", "value")]
+        if min(places) < 0:
+            raise _no_headers()
+        fields = items.flatten()
+        names, values = (fields[place].to_pylist() for place in places)
+    else:
+        # pairs as lists of two
+        if not _is_list(items.type) or not pc.all(pc.equal(pc.list_value_length(items), 2)).as_py():
+            raise _no_headers()
+        both = items.flatten().to_pylist()
+        names, values = both[::2], both[1::2]
+    if not _NAMES.issuperset(map(type, names)) or not _VALUES.issuperset(map(type, values)):
+        raise _no_headers()
+    return (
+        [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names],
+        [_text(value) for value in values],
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _no_headers() -> InvalidArgument:
+    return InvalidArgument("headers are pairs of a text and a text or bytes", argument="headers")
 
 
 def _text(value: object) -> object:
@@ -121,69 +167,63 @@ def _rows(columns: dict[str, list[Any]], count: int, key: str, now_ms: int, is_f
     values = columns["value"]
     if set(columns) == {"value"}:
         return [Row(key, _PLAIN, value) for value in values]
-    get = _getters(columns)
+    _check_numbers(columns, is_for_stream)
+    absent: list[Any] = [None] * count
+    keys, partitions, priorities, delays, expirations = (
+        columns.get(name, absent) for name in ("routing_key", "partition", "priority", "delay_ms", "expiration_ms")
+    )
     rows = []
-    for i in range(count):
-        delay = get("delay_ms", i)
-        if delay and is_for_stream:
-            raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
-        for name in _NUMBERS:
-            number = get(name, i)
-            if number is not None and number < 0 and name != "priority":
-                raise InvalidArgument(f"{name} must not be negative", argument=name)
-        expiration = get("expiration_ms", i)
-        priority = get("priority", i) or 0
-        partition = get("partition", i)
-        own = get("routing_key", i)
-        if own is not None and len(own.encode()) > KEY_MAX_BYTES:
+    for i, props in enumerate(_property_lists(columns, count, now_ms)):
+        own, partition, expiration = keys[i], partitions[i], expirations[i]
+        if own is not None and len(own) * 4 > KEY_MAX_BYTES and len(own.encode()) > KEY_MAX_BYTES:
             raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
         rows.append(
             Row(
                 key if own is None else own,
-                _props(get, i, now_ms, delay, priority),
+                props,
                 values[i],
-                priority,
-                now_ms + (delay or 0) + expiration if expiration else 0,
+                priorities[i] or 0,
+                now_ms + (delays[i] or 0) + expiration if expiration else 0,
                 -1 if partition is None else partition,
             )
         )
     return rows
 
 
-def _getters(columns: dict[str, list[Any]]) -> Callable[[str, int], Any]:
-    none: list[Any] = []
-
-    def get(name: str, index: int) -> Any:
-        column = columns.get(name, none)
-        return column[index] if column else None
-
-    return get
+def _check_numbers(columns: dict[str, list[Any]], is_for_stream: bool) -> None:
+    if is_for_stream and any(columns.get("delay_ms", ())):
+        raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
+    for name in _NUMBERS:
+        if name != "priority" and any(number < 0 for number in columns.get(name, ()) if number is not None):
+            raise InvalidArgument(f"{name} must not be negative", argument=name)
 
 
-def _props(get: Callable[[str, int], Any], i: int, now_ms: int, delay_ms: int | None, priority: int) -> bytes:
-    headers: dict[str, object] = dict(get("headers", i) or {})
-    key = get("key", i)
-    if key is not None:
-        headers[KEY_HEADER] = _text(key)
-    if delay_ms:
-        headers[DUE_HEADER] = now_ms + delay_ms
-    stamp = get("timestamp", i)
-    try:
-        return properties.encode(
-            Properties(
-                content_type=get("content_type", i),
-                headers=headers or None,
-                delivery_mode=2,
-                priority=priority if 0 < priority < 256 else None,
-                correlation_id=get("correlation_id", i),
-                message_id=get("message_id", i),
-                timestamp=None if stamp is None or stamp < 0 else Timestamp(stamp // 1000),
-            )
-        )
-    except InvalidArgument as error:
-        if error.argument not in COLUMNS:
-            error.argument = "headers"
-        raise
+def _property_lists(columns: dict[str, list[Any]], count: int, now_ms: int) -> Iterator[bytes]:
+    """The encoded properties of each row."""
+    absent: list[Any] = [None] * count
+    names = ("headers", "key", "delay_ms", "priority", "timestamp", "content_type", "correlation_id", "message_id")
+    # one object for all of them: making it costs more than encoding it
+    made = Properties(delivery_mode=2)
+    for said, key, delay_ms, priority, stamp, content_type, correlation_id, message_id in zip(
+        *(columns.get(name, absent) for name in names), strict=True
+    ):
+        headers: dict[str, object] = said or {}
+        if key is not None:
+            headers[KEY_HEADER] = _text(key)
+        if delay_ms:
+            headers[DUE_HEADER] = now_ms + delay_ms
+        made.headers = headers or None
+        made.content_type = content_type
+        made.correlation_id = correlation_id
+        made.message_id = message_id
+        made.priority = priority if priority and 0 < priority < 256 else None
+        made.timestamp = None if stamp is None or stamp < 0 else Timestamp(stamp // 1000)
+        try:
+            yield properties.encode(made)
+        except InvalidArgument as error:
+            if error.argument not in COLUMNS:
+                error.argument = "headers"
+            raise
 
 
 def messages_ipc(
