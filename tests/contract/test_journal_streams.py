@@ -277,3 +277,22 @@ def test_whatever_happens_a_record_shown_never_changes(
         if committed >= 0:
             assert group_of(partition.stream, "g").position(0) == committed
     site.stop()
+
+
+def test_a_stream_is_told_from_another_that_has_its_name_later(site: Site) -> None:
+    world = site.start()
+    first = stream_of(world, partitions=2).id()
+    assert stream_of(world).id() == first
+    world.write()
+    world = site.restart(world)
+    assert stream_of(world).id() == first
+    # a segment begins with all that is there
+    world.retire_all()
+    world = site.restart(world)
+    assert stream_of(world).id() == first
+    streams.delete(world.tenant(), "log")
+    second = stream_of(world, partitions=2).id()
+    assert second != first
+    world.write()
+    world = site.restart(world)
+    assert stream_of(world).id() == second

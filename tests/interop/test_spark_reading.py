@@ -43,6 +43,7 @@ from rookery.spark.offsets import Range
 from rookery.spark.options import source_options
 from rookery.spark.source import BatchReader, PushingReader, RookeryDataSource, StreamReader
 from tests.interop.server import ServerProcess, serving
+from tests.interop.spark_gate import Gate
 from tests.interop.spark_world import KEY, World, eventually, proxy
 
 
@@ -109,6 +110,11 @@ def rows(reader: BatchReader | StreamReader, tasks: list[Any] | None = None) -> 
 
 def offsets(reader: BatchReader) -> list[int]:
     return [row["offset"] for row in rows(reader)]
+
+
+def at(positions: dict[str, Any], name: str) -> dict[str, int]:
+    """Where a checkpoint is in a stream, without which stream that is."""
+    return {partition: offset for partition, offset in positions[name].items() if partition != "id"}
 
 
 def in_files(world: World, name: str, files: int = 2, partitions: int = 1) -> str:
@@ -368,14 +374,15 @@ def test_a_batch_waits_for_enough_rows_but_not_forever(world: World) -> None:
     waiting = stream(world, subscribe="patient", minOffsetsPerTrigger=10)
     assert waiting.latestOffset(first, limit) == first
     world.fill("patient", 5, 11)
-    assert waiting.latestOffset(first, limit) == {"patient": {"0": 11}}
+    assert at(waiting.latestOffset(first, limit), "patient") == {"0": 11}
     hasty = stream(world, subscribe="patient", minOffsetsPerTrigger=100, maxTriggerDelay="0s")
-    assert hasty.latestOffset(first, limit) == {"patient": {"0": 11}}
-    assert hasty.latestOffset({"patient": {"0": 11}}, limit) == {"patient": {"0": 11}}
+    reached = hasty.latestOffset(first, limit)
+    assert at(reached, "patient") == {"0": 11}
+    assert hasty.latestOffset(reached, limit) == reached
     # AvailableNow reads what there is
     ending = stream(world, subscribe="patient", minOffsetsPerTrigger=100)
     ending.prepareForTriggerAvailableNow()
-    assert ending.latestOffset(first, limit) == {"patient": {"0": 11}}
+    assert at(ending.latestOffset(first, limit), "patient") == {"0": 11}
 
 
 def test_a_batch_has_no_more_bytes_than_asked_for(world: World) -> None:
@@ -390,10 +397,10 @@ def test_a_pattern_takes_in_streams_that_come_later_from_their_beginning(world: 
     world.stream("late-1", 3)
     reader = stream(world, subscribePattern="late-.*", startingOffsets="latest")
     start = reader.initialOffset()
-    assert start["late-1"] == {"0": 3}
+    assert at(start, "late-1") == {"0": 3}
     world.stream("late-2", 4)
     reached = reader.latestOffset(start, ReadMaxRows(100))
-    assert reached["late-2"] == {"0": 4}
+    assert at(reached, "late-2") == {"0": 4}
     found = rows(reader, reader.partitions(start, reached))
     assert [(row["stream"], row["offset"]) for row in found] == [("late-2", offset) for offset in range(4)]
     world.call("DELETE", "/streams/late-1")
@@ -421,11 +428,11 @@ def test_without_a_group_the_query_has_one_of_its_own_from_its_checkpoint(world:
     group = start[""]
     assert group.startswith("spark-")
     reached = first.latestOffset(start, ReadMaxRows(6))
-    assert reached == {"": group, "own": {"0": 6}}
+    assert (reached[""], at(reached, "own")) == (group, {"0": 6})
     assert world.lag("own", group) == 10
     # the batch is in Spark's commit log when the next one is asked for
     again = stream(world, subscribe="own", startingOffsets="earliest")
-    assert again.latestOffset(reached, ReadMaxRows(6))["own"] == {"0": 10}
+    assert at(again.latestOffset(reached, ReadMaxRows(6)), "own") == {"0": 10}
     assert world.lag("own", group) == 4
     again.commit({"": group, "own": {"0": 10}})
     assert world.lag("own", group) == 0
@@ -434,16 +441,17 @@ def test_without_a_group_the_query_has_one_of_its_own_from_its_checkpoint(world:
 
 def test_progress_that_the_broker_does_not_take_is_told_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.stream("told", 10)
-    with proxy(world.port) as between:
-        reader = stream(
-            world, subscribe="told", consumerGroup="g", endpoint=f"http://127.0.0.1:{between.port}", retries=0
-        )
-        between.cut(1, 0)
+    gate = Gate()
+    gate.target = world.port
+    gate.stop(r"^POST \S+/groups/g/commit", "request").cut()
+    with closing(gate):
+        where = f"http://127.0.0.1:{gate.port}"
+        reader = stream(world, subscribe="told", consumerGroup="g", endpoint=where, retries=0)
         start = {"told": {"0": 4}}
-        assert reader.latestOffset(start, ReadMaxRows(2)) == {"told": {"0": 6}}
+        assert at(reader.latestOffset(start, ReadMaxRows(2)), "told") == {"0": 6}
         assert "progress was not taken" in caplog.text
         assert reader._told == {}
-        assert reader.latestOffset(start, ReadMaxRows(2)) == {"told": {"0": 6}}
+        assert at(reader.latestOffset(start, ReadMaxRows(2)), "told") == {"0": 6}
         assert reader._told == {("told", 0): 4}
         assert world.lag("told", "g") == 6
 
@@ -518,13 +526,61 @@ def test_what_retention_takes_while_tasks_wait_is_named_or_skipped(world: World)
             rows(reader, tasks)
 
 
-def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
-    world.stream("anew", 10)
-    reader = stream(world, subscribe="anew")
-    world.call("DELETE", "/streams/anew")
-    world.stream("anew", 3)
-    with pytest.raises(OffsetOutOfRange, match=r"offset 10 .* was read, but it ends at 3: the stream was made anew"):
-        reader.latestOffset({"anew": {"0": 10}}, ReadMaxRows(5))
+ANEW = r"stream 'anew-\w+' was deleted and made anew since the query has read of it: it needs a new checkpoint"
+
+
+@pytest.mark.parametrize("count", [3, 10, 20])
+def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(world: World, count: int) -> None:
+    """Shorter than what was read, as long, or longer: it is told by its id, not by its offsets."""
+    name = world.stream(f"anew-{count}", 10)
+    reader = stream(world, subscribe=name, startingOffsets="earliest", consumerGroup="g")
+    start = reader.initialOffset()
+    reached = reader.latestOffset(start, ReadMaxRows(100))
+    tasks = reader.partitions(start, reached)
+    world.call("DELETE", f"/streams/{name}")
+    world.stream(name, count)
+    with pytest.raises(OffsetOutOfRange, match=ANEW):
+        reader.latestOffset(reached, ReadMaxRows(100))
+    # what is still to be read of the old one is not read from the new one, however far it has come
+    for work in (lambda: reader.partitions(start, reached), lambda: rows(reader, tasks)):
+        with pytest.raises(
+            OffsetOutOfRange, match=r"offsets 0 to 9 of .* are lost in part: it was deleted and made anew"
+        ):
+            work()
+    lasting = stream(world, subscribe=name, consumerGroup="g", failOnDataLoss="false")
+    assert rows(lasting, tasks) == []
+    assert lasting.partitions(start, reached) == []
+    further = lasting.latestOffset(reached, ReadMaxRows(100))
+    assert at(further, name) == {"0": count}
+    found = rows(lasting, lasting.partitions(reached, further))
+    assert [row["offset"] for row in found] == list(range(count))
+    # the group of the new one was not told where the old one was
+    assert "g" not in world.call("GET", f"/streams/{name}")["groups"]
+    lasting.latestOffset(further, ReadMaxRows(100))
+    assert world.lag(name, "g") == 0
+
+
+def test_a_checkpoint_that_does_not_say_which_stream_it_was(world: World) -> None:
+    """As older ones: a stream that ends before what was read of it is another."""
+    world.stream("anew-old", 3)
+    with pytest.raises(OffsetOutOfRange, match=ANEW):
+        stream(world, subscribe="anew-old").latestOffset({"anew-old": {"0": 10}}, ReadMaxRows(5))
+    lasting = stream(world, subscribe="anew-old", failOnDataLoss="false")
+    start = {"anew-old": {"0": 10}}
+    reached = lasting.latestOffset(start, ReadMaxRows(5))
+    assert [row["offset"] for row in rows(lasting, lasting.partitions(start, reached))] == [0, 1, 2]
+
+
+def test_files_of_a_stream_that_was_made_anew_are_not_those_of_the_old_one(world: World) -> None:
+    name = in_files(world, "anew-files", 1)
+    reader = batch(world, subscribe=name, columns="offset", mode="segments")
+    lasting = batch(world, subscribe=name, columns="offset", failOnDataLoss="false")
+    tasks = reader.partitions()
+    world.call("DELETE", f"/streams/{name}")
+    in_files(world, "anew-files", 1)
+    with pytest.raises(OffsetOutOfRange, match="it was deleted and made anew"):
+        rows(reader, tasks)
+    assert rows(lasting, tasks) == []
 
 
 def test_answers_that_lack_records_are_not_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,20 @@ def test_ranges_that_are_not_there_are_refused(client: httpx.Client) -> None:
         assert answer.json()["code"]
 
 
+def test_records_and_plans_of_a_stream_that_was_made_anew_are_refused(client: httpx.Client) -> None:
+    url = make(client)
+    append(client, url, 1, 2)
+    known = ok(client.get(url))["id"]
+    assert values(client, url, id=known) == [1, 2]
+    ok(client.post(f"{url}/plan", json={"id": known}), 201)
+    ok(client.delete(url))
+    make(client)
+    append(client, url, 3, 4)
+    assert ok(client.get(url))["id"] != known
+    assert refused(client.get(f"{url}/records", params={"id": known}), 416, "id") == "offset_out_of_range"
+    assert refused(client.post(f"{url}/plan", json={"id": known}), 416, "id") == "offset_out_of_range"
+
+
 def test_a_wrong_record_refuses_them_all(web: World, client: httpx.Client) -> None:
     url = make(client, partitions=2)
     refused(client.post(f"{url}/publish", json=[{"message": 1}, {"message": 1, "partition": 2}]), 400, "[1].partition")

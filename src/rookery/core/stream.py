@@ -443,10 +443,16 @@ class Stream:
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
         self.deleted = False
+        # when it was declared; 0 when that was not written down
+        self.made_ms: i64 = 0
         # its records are not for anybody to see (yet)
         self.hidden = False
         self.appended: i64 = 0
         self._turn: i64 = 0
+
+    def id(self) -> str:
+        """Tells a stream from another that has its name later."""
+        return f"{int(self.made_ms):x}-{int(self.partitions[0].number)}"
 
     def append(self, message: Message) -> tuple[int, int]:
         """Append to the partition of the message's key, else to the next in turn; (partition, offset)."""

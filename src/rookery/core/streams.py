@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
 from rookery.core.topology import check_name
-from rookery.errors import AlreadyExists, Conflict, InUse, LimitExceeded
+from rookery.errors import AlreadyExists, Conflict, InUse, LimitExceeded, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from rookery.core.topology import Tenant
@@ -37,19 +37,22 @@ def declare(tenant: Tenant, name: str, settings: Mapping[str, object], create: b
     count = said.get("partitions", 1)
     assert isinstance(count, int)
     first = int(tenant.shard.queue_numbers) + 1
-    stream = make(tenant, name, said, list(range(first, first + count)))
+    made_ms = int(tenant.shard.wall_ms)
+    stream = make(tenant, name, said, list(range(first, first + count)), made_ms)
     numbers = [int(partition.number) for partition in stream.partitions]
-    tenant.shard.log.change("stream", tenant.name, {"name": name, "settings": dict(said), "numbers": numbers})
+    row = {"name": name, "settings": dict(said), "numbers": numbers, "made_ms": made_ms}
+    tenant.shard.log.change("stream", tenant.name, row)
     return stream, True
 
 
-def make(tenant: Tenant, name: str, said: dict[str, object], numbers: list[int]) -> Stream:
+def make(tenant: Tenant, name: str, said: dict[str, object], numbers: list[int], made_ms: int) -> Stream:
     """A stream whose partitions have these numbers in the journal, which no queue has."""
     settings = StreamSettings()
     for setting, value in said.items():
         setattr(settings, setting, value)
     stream = Stream(name, tenant, settings)
     stream.said = dict(said)
+    stream.made_ms = made_ms
     shard = tenant.shard
     for index, number in enumerate(numbers):
         partition = Partition(stream, index, number)
@@ -97,10 +100,17 @@ def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     return count
 
 
+def check_id(stream: Stream, wanted: str) -> None:
+    """Raise for a stream that was made anew since `wanted` was its id; any will do when that is empty."""
+    if wanted and wanted != stream.id():
+        raise OffsetOutOfRange(f"stream {stream.name!r} was deleted and made anew", argument="id")
+
+
 def describe(stream: Stream) -> dict[str, Any]:
     """What is shown of a stream."""
     return {
         "name": stream.name,
+        "id": stream.id(),
         "settings": stream.settings.as_dict(),
         "records": stream.records(),
         "bytes": sum(int(partition.size_bytes()) for partition in stream.partitions),

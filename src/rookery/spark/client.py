@@ -143,6 +143,8 @@ class Client:
         fixed: dict[str, object] = {"partition": each.partition, "to": each.stop}
         if routing_key:
             fixed["routing_key"] = routing_key
+        if each.id:
+            fixed["id"] = each.id
         yield from self._range(path, fixed, each, columns)
 
     def cut_messages(
@@ -214,7 +216,9 @@ class Client:
         """The partitions of a stream, and what they have."""
         shown = self.get(_stream(stream))
         return {
-            (stream, row["partition"]): Bounds(row["first"], row["end"], row["bytes"], row["sealed_before"])
+            (stream, row["partition"]): Bounds(
+                row["first"], row["end"], row["bytes"], row["sealed_before"], shown["id"]
+            )
             for row in shown["partitions"]
         }
 

@@ -76,7 +76,7 @@ def _united(spark: SparkSession, stream: str, options: SourceOptions, said: dict
 
 def _positions(options: SourceOptions, stream: str, lease: Lease) -> tuple[Positions, Positions]:
     """Where to begin and to end, within what the plan has."""
-    from rookery.spark.offsets import EARLIEST, LATEST, Bounds
+    from rookery.spark.offsets import EARLIEST, LATEST, Bounds, Range
     from rookery.spark.reading import StreamTable
     from rookery.spark.schema import table_schema
 
@@ -88,7 +88,7 @@ def _positions(options: SourceOptions, stream: str, lease: Lease) -> tuple[Posit
     start = {place: min(offset, stop[place]) for place, offset in start.items()}
     for place, each in bounds.items():
         if start[place] < each.first and start[place] < stop[place]:
-            start[place] = min(stop[place], table.lost(place, start[place], stop[place], each))
+            start[place] = min(stop[place], table.lost(Range(*place, start[place], stop[place]), each))
     table.client.close()
     return start, stop
 

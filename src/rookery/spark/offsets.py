@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -28,13 +28,14 @@ Positions = dict[Place, int]
 @dataclass(frozen=True)
 class Bounds:
     """What a partition has: offsets from `first` up to, not including, `end`, of so many bytes in all; those before
-    `sealed` stand in files.
+    `sealed` stand in files. The `id` is that of its stream.
     """
 
     first: int
     end: int
     bytes: int = 0
     sealed: int = 0
+    id: str = ""
 
     @property
     def row_bytes(self) -> float:
@@ -43,12 +44,17 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Range:
-    """Offsets from `start` up to, not including, `stop`."""
+    """Offsets from `start` up to, not including, `stop`; with an `id`, of the stream that has it alone."""
 
     stream: str
     partition: int
     start: int
     stop: int
+    id: str = ""
+
+    def since(self, offset: int) -> Range:
+        """What is left of it from an offset on."""
+        return replace(self, start=offset)
 
     @property
     def rows(self) -> int:
@@ -58,6 +64,9 @@ class Range:
 READER: Final = ""
 """The key in a checkpoint's positions, no stream's name, under which is who reads."""
 
+ID: Final = "id"
+"""The key beside the partitions of a stream under which is which stream of that name it was."""
+
 
 def positions_of(found: Mapping[str, Any]) -> Positions:
     """Positions from their form in Spark's checkpoint, which is that of Kafka's source."""
@@ -66,17 +75,26 @@ def positions_of(found: Mapping[str, Any]) -> Positions:
         if stream == READER:
             continue
         for partition, offset in partitions.items():
+            if partition == ID:
+                continue
             if not partition.isdecimal() or isinstance(offset, bool) or offset < EARLIEST_OFFSET:
                 raise ValueError(f"{stream}: {partition!r}: {offset} is no offset of a partition")
             positions[(stream, int(partition))] = offset
     return positions
 
 
-def as_json(positions: Mapping[Place, int], reader: str = "") -> dict[str, Any]:
+def ids_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """Of which streams the positions of a checkpoint are; those of older checkpoints do not say it."""
+    return {stream: said[ID] for stream, said in found.items() if stream != READER and ID in said}
+
+
+def as_json(positions: Mapping[Place, int], reader: str = "", ids: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The form in the checkpoint; equal positions have equal texts, which is how Spark compares them."""
     found: dict[str, Any] = {READER: reader} if reader else {}
     for (stream, partition), offset in sorted(positions.items()):
-        found.setdefault(stream, {})[str(partition)] = offset
+        if stream not in found:
+            found[stream] = {ID: ids[stream]} if ids and ids.get(stream) else {}
+        found[stream][str(partition)] = offset
     return found
 
 
@@ -161,7 +179,7 @@ def share_out(ranges: Iterable[Range], parallelism: int, rows_max: int, tasks_mi
 def _split(each: Range, count: int) -> list[Range]:
     """A range in so many parts, as equal as can be."""
     cuts = [each.start + each.rows * i // count for i in range(count + 1)]
-    return [Range(each.stream, each.partition, start, stop) for start, stop in pairwise(cuts) if stop > start]
+    return [replace(each, start=start, stop=stop) for start, stop in pairwise(cuts) if stop > start]
 
 
 def _merge(pieces: list[Range], wanted: int, rows_max: int) -> list[list[Range]]:

@@ -1,6 +1,7 @@
 """What is common to reading streams in a batch and as a stream: which partitions, what they have, tasks, rows.
 
-Retention may overtake a reader: what is gone is an error that names it, or, with `failOnDataLoss=false`, is skipped.
+Retention may overtake a reader, and a stream may be deleted and made anew under its name: what is gone is an error that
+names it, or, with `failOnDataLoss=false`, is skipped.
 """
 
 from __future__ import annotations
@@ -127,18 +128,23 @@ class StreamTable:
         return {place: found[place] for place in bounds}
 
     def tasks(
-        self, start: Mapping[Place, int], stop: Mapping[Place, int], bounds: Mapping[Place, Bounds]
+        self,
+        start: Mapping[Place, int],
+        stop: Mapping[Place, int],
+        bounds: Mapping[Place, Bounds],
+        ids: Mapping[str, str] | None = None,
     ) -> list[Task]:
-        """What is between positions, as tasks."""
+        """What is between positions, as tasks; `ids` are those that the streams had, as far as they are known."""
         ranges = []
         for place, until in stop.items():
             each = bounds.get(place)
             begin = start.get(place, 0 if each is None else each.first)
             if until <= begin:
                 continue
-            if each is None or begin < each.first or until > each.end:
-                begin = self.lost(place, begin, until, each)
-            ranges.append(Range(*place, begin, until))
+            wanted = Range(*place, begin, until, (ids or {}).get(place[0], "" if each is None else each.id))
+            if each is None or begin < each.first or until > each.end or wanted.id not in ("", each.id):
+                wanted = wanted.since(self.lost(wanted, each))
+            ranges.append(wanted)
         shared = share_out(ranges, os.cpu_count() or 1, self.options.rows_per_task, self.options.tasks_min)
         if self.options.mode == "broker":
             return [Task(found) for found in shared]
@@ -146,17 +152,21 @@ class StreamTable:
         sealed = {place: each.sealed for place, each in bounds.items()}
         return [Task(found, [each.start < sealed[(each.stream, each.partition)] for each in found]) for found in shared]
 
-    def lost(self, place: Place, begin: int, until: int, each: Bounds | None) -> int:
+    def lost(self, wanted: Range, each: Bounds | None) -> int:
         """Records of a range are not there: raise, or say where what is left of it begins."""
-        stream, partition = place
+        begin, until = wanted.start, wanted.stop
+        is_other = each is not None and wanted.id not in ("", each.id)
         has = "it is not there" if each is None else f"it has {each.first} to {each.end - 1}"
+        if is_other:
+            has = "it was deleted and made anew"
         message = (
-            f"offsets {begin} to {until - 1} of partition {partition} of stream {stream!r} are lost in part: {has}"
+            f"offsets {begin} to {until - 1} of partition {wanted.partition} of stream {wanted.stream!r} are lost in "
+            f"part: {has}"
         )
         if self.options.fail_on_data_loss:
             raise OffsetOutOfRange(f"{message}; failOnDataLoss=false goes on without them", argument="failOnDataLoss")
         _log.warning("%s: they are skipped", message)
-        if each is None or until > each.end:
+        if each is None or is_other or until > each.end:
             # made anew, or gone: what has these offsets now are other records
             return until
         return min(until, max(begin, each.first))
@@ -182,9 +192,8 @@ class StreamTable:
                 yield from client.records(each, self._columns, key)
             return
         except OffsetOutOfRange:
-            place = (each.stream, each.partition)
-            begin = self.lost(place, each.start, each.stop, client.bounds(each.stream).get(place))
-        rest = Range(each.stream, each.partition, begin, each.stop)
+            found = client.bounds(each.stream).get((each.stream, each.partition))
+            rest = each.since(self.lost(each, found))
         if rest.rows > 0:
             yield from client.records(rest, self._columns, key)
 

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +75,7 @@ class Lease:
         wanted: dict[str, object] = {"lease_ms": LEASE_MS}
         if self._range is not None:
             wanted |= {"partition": self._range.partition, "from": self._range.start, "to": self._range.stop}
+            wanted |= {"id": self._range.id} if self._range.id else {}
         return self._client.make_plan(self._stream, wanted)
 
     def _keep(self) -> None:
@@ -146,8 +147,7 @@ class SealedReader:
         """The records of a range: each once, in order."""
         at = each.start
         while at < each.stop:
-            rest = Range(each.stream, each.partition, at, each.stop)
-            with closing(Lease(self._options.connection, each.stream, rest)) as lease:
+            with closing(Lease(self._options.connection, each.stream, each.since(at))) as lease:
                 for file in lease.files:
                     yield from self._file(each, lease, file)
                     at = file.stop
@@ -159,7 +159,7 @@ class SealedReader:
             yield from self._broker(each, at, each.stop)
 
     def _broker(self, each: Range, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        rest = Range(each.stream, each.partition, start, stop)
+        rest = replace(each, start=start, stop=stop)
         return self._client.records(rest, self._columns, self._options.routing_key)
 
     def _file(self, each: Range, lease: Lease, file: File) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ there that progress is told.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ from rookery.spark.offsets import (
     Positions,
     advance,
     as_json,
+    ids_of,
     positions_of,
     rows_within,
 )
@@ -49,6 +51,8 @@ from rookery.spark.reading import StreamTable, mirror
 from rookery.spark.schema import table_schema
 from rookery.spark.sink import BatchSink, StreamSink
 from rookery.spark.tables import TableSink
+
+_log = logging.getLogger(__name__)
 
 
 class RookeryDataSource(DataSource):
@@ -122,12 +126,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._table = StreamTable(options, schema)
         self._target: Positions | None = None
         self._told: Positions = {}
+        self._ids: dict[str, str] = {}
         self._waits_since = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         # the checkpoint has who reads, so that it is the same group whenever the query goes on
         reader = self._options.group or f"spark-{uuid.uuid4()}"
-        return as_json(self._table.start(self._table.bounds(), LATEST), reader)
+        bounds = self._table.bounds()
+        return as_json(self._table.start(bounds, LATEST), reader, _ids(bounds))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         self._target = {place: each.end for place, each in self._table.bounds().items()}
@@ -136,12 +142,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.rows_per_trigger)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        begun = positions_of(start)
-        self._tell(start)
         bounds = self._table.bounds()
+        self._ids = _ids(bounds)
+        self._tell(start)
         if self._target is not None:
             bounds = {place: each for place, each in bounds.items() if place in self._target}
-        _check_kept(begun, bounds)
+        begun = self._kept(start, bounds)
         # what has come since is read from its beginning
         begun = {place: each.first for place, each in bounds.items()} | begun
         ends = {place: each.end for place, each in bounds.items()}
@@ -154,7 +160,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = rows_within(self._options.bytes_per_trigger, begun, bounds)
         if isinstance(limit, ReadMaxRows):
             rows = min(rows, limit.max_rows)
-        return as_json(advance(begun, ends, rows), start.get(READER, ""))
+        return as_json(advance(begun, ends, rows), start.get(READER, ""), ids_of(start) | self._ids)
+
+    def _kept(self, start: dict[str, Any], bounds: Mapping[Place, Bounds]) -> Positions:
+        """The positions of streams that are what they were; another that has the name now is an error, or has none."""
+        begun, before = positions_of(start), ids_of(start)
+        anew = {
+            stream
+            for (stream, partition), offset in begun.items()
+            if (each := bounds.get((stream, partition)))
+            and (each.end < offset or before.get(stream, each.id) != each.id)
+        }
+        for stream in sorted(anew):
+            message = f"stream {stream!r} was deleted and made anew since the query has read of it"
+            if self._options.fail_on_data_loss:
+                raise OffsetOutOfRange(
+                    f"{message}: it needs a new checkpoint; failOnDataLoss=false goes on with the new one",
+                    argument="failOnDataLoss",
+                )
+            _log.warning("%s: the new one is read from its beginning", message)
+        return {place: offset for place, offset in begun.items() if place[0] not in anew}
 
     def _is_enough(self, rows: int) -> bool:
         """Whether so many rows are worth a batch: by their number, or since they have waited long."""
@@ -171,7 +196,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json({place: each.end for place, each in self._table.bounds().items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return list(self._table.tasks(positions_of(start), positions_of(end), self._table.bounds()))
+        begun, reached, before, ids = positions_of(start), positions_of(end), ids_of(start), ids_of(end)
+        # a stream that was made anew in between is read from its beginning
+        begun = {
+            place: offset
+            for place, offset in begun.items()
+            if offset <= reached.get(place, offset) and before.get(place[0]) in (None, ids.get(place[0]))
+        }
+        return list(self._table.tasks(begun, reached, self._table.bounds(), ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._table.read(partition)
@@ -181,18 +213,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell(self, reached: dict[str, Any]) -> None:
         group = self._options.group or reached.get(READER, "")
-        positions = positions_of(reached)
+        ids = ids_of(reached)
+        positions = {
+            (stream, partition): offset
+            for (stream, partition), offset in positions_of(reached).items()
+            if ids.get(stream) in (None, self._ids.get(stream))
+        }
         if group and positions != self._told and mirror(self._table.client, group, positions):
             self._told = positions
 
 
-def _check_kept(positions: Positions, bounds: Mapping[Place, Bounds]) -> None:
-    """Raise for a stream that ends before what was read of it: under its name there is another one now."""
-    for (stream, partition), offset in positions.items():
-        each = bounds.get((stream, partition))
-        if each is not None and each.end < offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} of partition {partition} of stream {stream!r} was read, but it ends at {each.end}: "
-                "the stream was made anew, and the query needs a new checkpoint",
-                argument="checkpointLocation",
-            )
+def _ids(bounds: Mapping[Place, Bounds]) -> dict[str, str]:
+    return {stream: each.id for (stream, _), each in bounds.items()}

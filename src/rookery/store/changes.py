@@ -72,6 +72,7 @@ def _stream_state(stream: Stream) -> dict[str, Any]:
     return {
         "tenant": stream.tenant.name,
         "name": stream.name,
+        "made_ms": int(stream.made_ms),
         "groups": [group.as_dict() for group in stream.groups.values()],
         "partitions": [
             {
@@ -92,6 +93,7 @@ def _restore_streams(shard: Shard, rows: list[dict[str, Any]]) -> None:
     shard.partitions.clear()
     for row in rows:
         stream = shard.tenants[row["tenant"]].streams[row["name"]]
+        stream.made_ms = row.get("made_ms", 0)
         for partition, known in zip(stream.partitions, row["partitions"], strict=True):
             partition.number = known["number"]
             shard.partitions[known["number"]] = partition
@@ -207,7 +209,7 @@ def _replay_stream(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
         shard.condemned[path] = (row["due_ms"], 0)
     if operation == "stream":
         if row["name"] not in tenant.streams:
-            streams.make(tenant, row["name"], row["settings"], row["numbers"])
+            streams.make(tenant, row["name"], row["settings"], row["numbers"], row.get("made_ms", 0))
     elif operation == "alter-stream":
         if row["name"] in tenant.streams:
             streams.alter(tenant, row["name"], row["settings"])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from rookery.core import streams
 from rookery.core.stream import Partition
 from rookery.errors import InvalidArgument, LimitExceeded, NotFound
 from rookery.wire.api import Api, require_some
@@ -26,12 +27,15 @@ PlanLeaseMs = Annotated[int, msgspec.Meta(ge=1_000, le=86_400_000)]
 
 
 class Planning(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole stream; or one partition, and of it offsets `from` up to, not including, `to`."""
+    """The whole stream; or one partition, and of it offsets `from` up to, not including, `to`. With an `id`, of the
+    stream that had it, not of one that was made anew under its name.
+    """
 
     partition: PartitionIndex | None = None
     from_: Offset | None = msgspec.field(default=None, name="from")
     to: Offset | None = None
     lease_ms: PlanLeaseMs = LEASE_MS
+    id: str = ""
 
 
 class PlannedFile(msgspec.Struct):
@@ -92,6 +96,7 @@ class Plans:
         """Where the records of a range are; the files named stay until the plan is released or not renewed."""
         wanted = body or Planning()
         stream = self._api.stream(call, name, "read")
+        streams.check_id(stream, wanted.id)
         if wanted.partition is None and (wanted.from_ is not None or wanted.to is not None):
             raise InvalidArgument("a range is one of a partition: say which", argument="partition")
         chosen = list(stream.partitions) if wanted.partition is None else [stream.partition(wanted.partition)]

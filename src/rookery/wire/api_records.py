@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rookery import properties
+from rookery.core import streams
 from rookery.core.routing import matcher
 from rookery.core.stream import KEY_HEADER, Follower, Partition
 from rookery.errors import InvalidArgument
@@ -74,13 +75,16 @@ class Records:
         routing_key: CheckedShort = "",
         wait: WaitSeconds = 0,
         positions: str = "",
+        id: str = "",
     ) -> object:
         """Records from an offset up to, not including, another: as JSON a page of up to 1,000, or, where `Accept` asks
         for `application/vnd.apache.arrow.stream`, all as one Arrow stream. `columns`, divided by commas, names those
         wanted, `routing_key` is a topic pattern. At the end of the stream JSON may `wait` some seconds for more.
         `positions`, such as `0:41,1:17`, reads on in the first of several partitions that has more, or waits for any.
+        With an `id`, they are those of the stream that had it, not of one that was made anew under its name.
         """
         stream = self._api.stream(call, name, "read")
+        streams.check_id(stream, id)
         if positions:
             wishes = [
                 _Wish(stream.partition(index), offset, 0, [], "", True, limit or PAGE_RECORDS, wants_packed(call))

@@ -56,9 +56,10 @@ class PartitionShown(msgspec.Struct):
 
 
 class StreamShown(msgspec.Struct):
-    """`groups` has the lag of each."""
+    """`id` is another when the stream was deleted and made anew; `groups` has the lag of each."""
 
     name: str
+    id: str
     settings: dict[str, Any]
     records: int
     bytes: int
