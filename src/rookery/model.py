@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final, final
 
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr, u8
 
-from rookery._bytes import append, vec
+from rookery._bytes import BytesWriter, append, vec, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
 
 NEVER: Final[i64] = 1 << 62
@@ -30,6 +30,9 @@ DEAD: Final[i32] = 2
 SAMPLE_SHIFT: Final[i32] = 2
 SAMPLED: Final[i32] = 31 << 2
 """The bits that say whether a message's life is told of (`core.events`): the power of two of its weight, plus 1."""
+
+_DASH: Final = 0x2D
+_LETTER_A: Final = 0x61
 
 MESSAGE_OVERHEAD_BYTES: Final[i64] = 200
 """What memory accounting adds to body and properties."""
@@ -205,12 +208,34 @@ class MessageIds:
 
     def uuid(self, number: i64) -> str:
         """A UUID version 4 text for the number of a message."""
-        digits = self.packed(number).hex()
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        w = BytesWriter()
+        self.write_uuid(w, number)
+        return w.getvalue().decode("ascii")
+
+    def write_uuid(self, w: BytesWriter, number: i64) -> None:
+        """The same, written: ids are part of most answers, so the digits are made eight at a time."""
+        high, middle, low = self._mix(number)
+        second = _digits((high & 0xFFFF) << 16 | middle >> 16)
+        third = _digits((middle & 0xFFFF) << 16 | low >> 32)
+        write_i64_be(w, _digits(high >> 16))
+        w.append(u8(_DASH))
+        write_i32_be(w, i32(second >> 32))
+        w.append(u8(_DASH))
+        write_i32_be(w, i32(second & 0xFFFFFFFF))
+        w.append(u8(_DASH))
+        write_i32_be(w, i32(third >> 32))
+        w.append(u8(_DASH))
+        write_i32_be(w, i32(third & 0xFFFFFFFF))
+        write_i64_be(w, _digits(low & 0xFFFFFFFF))
 
     def packed(self, number: i64) -> bytes:
-        """The 16 bytes of that UUID: 48 bits through a Feistel network, and 74 bits that follow from them and the
-        secret.
+        """The 16 bytes of that UUID."""
+        high, middle, low = self._mix(number)
+        return (int(high) << 80 | int(middle) << 48 | int(low)).to_bytes(16, "big")
+
+    def _mix(self, number: i64) -> tuple[i64, i64, i64]:
+        """The first 48, the middle 32 and the last 48 bits of a UUID: the number through a Feistel network, and 74 bits
+        that follow from it and the secret.
         """
         keys = self._keys
         left = (number >> 24) & 0xFFFFFF
@@ -225,11 +250,9 @@ class MessageIds:
         second = _round(first, keys[5]) ^ left
         third = _round(second, keys[6]) ^ first
         fourth = _round(third, keys[7]) ^ second
-        high = int((left << 24) | right)
         # the version and the variant of the UUID stand in the middle
-        middle = int((0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF))
-        low = int((third << 24) | fourth)
-        return (high << 80 | middle << 48 | low).to_bytes(16, "big")
+        middle = (0x4000 | (first & 0xFFF)) << 16 | 0x8000 | (second & 0x3FFF)
+        return (left << 24) | right, middle, (third << 24) | fourth
 
     def number(self, text: str) -> int:
         """The number that `uuid` made this text of, or -1 when it made no such text."""
@@ -255,6 +278,15 @@ class MessageIds:
             i -= 1
         number = (left << 24) | right
         return int(number) if self.packed(number) == packed else -1
+
+
+def _digits(value: i64) -> i64:
+    """The eight hexadecimal digits of 32 bits, as the bytes of their text."""
+    spread = (value & 0xFFFF0000) << 16 | (value & 0xFFFF)
+    spread = (spread & 0x0000FF000000FF00) << 8 | (spread & 0x000000FF000000FF)
+    spread = (spread & 0x00F000F000F000F0) << 4 | (spread & 0x000F000F000F000F)
+    letters = ((spread + 0x0606060606060606) >> 4) & 0x0101010101010101
+    return spread + 0x3030303030303030 + letters * (_LETTER_A - 0x30 - 10)
 
 
 def _round(half: i64, key: i64) -> i64:
