@@ -26,7 +26,7 @@ from rookery.clock import SystemClock
 from rookery.config import LOG_FILE
 from rookery.config_kinds import is_loopback
 from rookery.core.access import DEFAULT_TENANT, Access
-from rookery.embed.engine import AsyncEngine
+from rookery.embed.engine import ServerEngine
 from rookery.errors import InvalidConfig
 from rookery.gate import Gate
 from rookery.limits import FILES_SPARE, MEMORY_SHARE, allow_open_files, machine_memory_bytes
@@ -70,7 +70,7 @@ class Server:
         self.clock: Clock = clock or SystemClock()
         self._log_file = _log_file(settings)
         self.log: Log = log or make_log(settings.log_level, self._log_file or sys.stderr)
-        self.engine = AsyncEngine(self.clock, os.urandom(16))
+        self.engine = ServerEngine(self.clock, os.urandom(16))
         self.access = Access(os.urandom, guest=settings.guest)
         self.addresses: dict[str, str] = {}
         self._turns: Turns | None = None

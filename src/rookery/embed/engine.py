@@ -104,11 +104,11 @@ class _Engine:
                 wait = min(wait, lazy)
             if self.history is not None and (shard.partitions or shard.condemned):
                 wait = min(wait, self.history.tick())
-        if self._ticking and wait != NEVER:
-            due = shard.mono_ms + min(wait, TIMER_MAX_MS)
-            if due < self._armed_ms:
-                self._armed_ms = due
-                self._arm(due - shard.mono_ms)
+        # what is far off is not armed for until it is near, so a timer that is set never comes later than that
+        if shard.mono_ms + wait < self._armed_ms and self._ticking:
+            wait = min(wait, TIMER_MAX_MS)
+            self._armed_ms = shard.mono_ms + wait
+            self._arm(wait)
 
     def _arm(self, wait_ms: int) -> None:
         raise NotImplementedError
@@ -471,6 +471,14 @@ class AsyncEngine(_Engine, AsyncWorkers):
         self.shard.let_go()
         if self._handle is not None:
             self._handle.cancel()
+
+
+class ServerEngine(AsyncEngine):
+    """The engine of a server, which stays in the loop that it was started in: no turn has to ask which loop runs, which
+    is a system call before Python 3.12.
+    """
+
+    begin = _Engine.begin
 
 
 class AsyncChange:
