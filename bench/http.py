@@ -17,6 +17,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import servers
@@ -166,8 +167,15 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without the other servers")
     parser.add_argument("--only", default="", help="cases that have this in their name")
     arguments = start("http", parser)
-    if shutil.which("wrk") is None:
-        sys.exit("there is no wrk to load with (Debian: apt-get install wrk)")
+    missing = [package for package in ("fastapi", "redis", "uvicorn") if find_spec(package) is None]
+    if missing and not arguments.alone:
+        sys.exit(
+            f"there is no {' and no '.join(missing)} to compare with: {sys.executable} -m pip install "
+            f"{' '.join(missing)} (`make bench` does that), or say --alone"
+        )
+    for program in ("wrk",) if arguments.alone else ("wrk", "redis-server"):
+        if shutil.which(program) is None:
+            sys.exit(f"there is no {program} (Debian: apt-get install {program})")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rookery-bench-")))
         enter = stack.enter_context
