@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, ENV_FILE, parse_env_file
+from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
 from rookery.config_kinds import (
     AppEnv,
     Attempts,
@@ -166,9 +166,10 @@ class Settings:
     ] = ()
 
     store_backend: Annotated[StoreBackend, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
-    data_dir: Annotated[FilePath, At("ROOKERY_DATA_DIR", "store.data_dir", "directory of the journal")] = Path(
-        "rookery-data"
-    )
+    data_dir: Annotated[
+        FilePath,
+        At("ROOKERY_DATA_DIR", "store.data_dir", f"directory of the journal; {DB_FILE}, as Raven-MQ says, is the same"),
+    ] = Path("rookery-data")
     pipelines_dir: Annotated[
         FilePath,
         At("ROOKERY_PIPELINES_DIR", "pipelines.dir", "root of pipelines on Spark: checkpoints, state, lake tables"),
@@ -314,6 +315,9 @@ class Settings:
         for name in paths:
             path = values.get(name, getattr(cls, name))
             values[name] = path and _absolute(path, environ, cwd)
+        if sources.get("data_dir", "").endswith(DB_FILE) and values["data_dir"].is_file():
+            text = f"{DB_FILE} must be a directory, or a path where one can be made: {values['data_dir']} is a file"
+            raise InvalidConfig(f"{text} ({sources['data_dir']})", argument=DB_FILE)
         warnings = [text for layer in layers for text in layer.warnings]
         _check_together(values, sources, warnings)
         return cls(**values, sources=sources, warnings=tuple(warnings))
@@ -433,13 +437,16 @@ def _from_environ(environ: Mapping[str, str]) -> _Layer:
             found[setting.field] = _Given(text.strip(), f"variable {name}")
         elif name.startswith("ROOKERY_") and name not in _OTHERS and not _is_service_link(name, text):
             warnings.append(f"variable {name} is not a setting{_suggest_variable(name)}")
+    if environ.get(DB_FILE, "").strip():
+        found.setdefault("data_dir", _Given(environ[DB_FILE].strip(), f"variable {DB_FILE}"))
     return _Layer(found, sorted(warnings))
 
 
 def _from_env_file(path: Path) -> _Layer:
     found = {}
     warnings = []
-    for name, (text, line) in parse_env_file(_read_file(path)).items() if path.is_file() else ():
+    said = parse_env_file(_read_file(path)) if path.is_file() else {}
+    for name, (text, line) in said.items():
         setting = _BY_VARIABLE.get(name)
         if setting is not None:
             found[setting.field] = _Given(text.strip(), f"{path.name} line {line}")
@@ -449,6 +456,9 @@ def _from_env_file(path: Path) -> _Layer:
         advice = _suggest_variable(name)
         if name.startswith("ROOKERY_") or advice:
             warnings.append(f"{path.name} line {line}: {name} is not a setting{advice}")
+    if DB_FILE in said and said[DB_FILE][0].strip():
+        text, line = said[DB_FILE]
+        found.setdefault("data_dir", _Given(text.strip(), f"{path.name} line {line}, {DB_FILE}"))
     return _Layer(found, warnings)
 
 

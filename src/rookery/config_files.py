@@ -9,6 +9,8 @@ from rookery.errors import InvalidConfig
 
 CONFIG_FILE: Final = "rookery.toml"
 ENV_FILE: Final = ".env"
+DB_FILE: Final = "DB_FILE"
+"""Where Raven-MQ keeps its messages: another name of the variable for the data directory, which counts before it."""
 
 CLIENT_SETTINGS: Final = {
     "client.url": "ROOKERY_URL",

@@ -246,6 +246,22 @@ def test_the_data_directory_is_absolute(cwd: Path):
     assert load(cwd, ROOKERY_DATA_DIR="~/d", HOME="/home/a").data_dir == Path("/home/a/d")
 
 
+@pytest.mark.row("S4-31")
+def test_the_data_directory_has_the_name_that_raven_mq_gives_it(cwd: Path):
+    assert load(cwd, DB_FILE="raven.db").data_dir == cwd / "raven.db"
+    assert load(cwd, DB_FILE="raven.db").sources["data_dir"] == "variable DB_FILE"
+    assert load(cwd, DB_FILE=" ").data_dir == cwd / "rookery-data"
+    assert load(cwd, DB_FILE="raven.db", ROOKERY_DATA_DIR="d").data_dir == cwd / "d"
+    (cwd / ".env").write_text("DB_FILE=other.db\n")
+    assert load(cwd).data_dir == cwd / "other.db"
+    assert load(cwd, DB_FILE="raven.db").data_dir == cwd / "raven.db"
+    assert not load(cwd).warnings
+    (cwd / "other.db").write_bytes(b"SQLite format 3")
+    error = refused(cwd)
+    assert error.argument == "DB_FILE"
+    assert "other.db is a file" in str(error)
+
+
 # What a value may be
 
 

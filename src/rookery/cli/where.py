@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, ENV_FILE, parse_env_file
+from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
 from rookery.config_kinds import is_loopback
 from rookery.errors import InvalidConfig
 
@@ -39,7 +39,9 @@ def find(url: str | None = None, key: str | None = None, ca_file: str | None = N
         port = said.get("APP_PORT") or "8080"
         url = f"http://{HOST}:{port}"
     if key is None and is_loopback(urlsplit(url).hostname or "") and "@" not in url:
-        key = said.get("API_KEY") or _key_file(cwd / (said.get("ROOKERY_DATA_DIR") or "rookery-data"))
+        key = said.get("API_KEY") or _key_file(
+            cwd / (said.get("ROOKERY_DATA_DIR") or said.get(DB_FILE) or "rookery-data")
+        )
     return Where(url, key, ca_file or said.get("ROOKERY_CA_FILE") or "")
 
 
