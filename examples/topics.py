@@ -27,7 +27,7 @@ with rookery.Broker() as broker:
     with broker.subscribe("prices", buffer_size=2, policy="drop_oldest") as prices:
         broker.publish_many("prices", [1, 2, 3, 4, 5])
         print("the last two:", [prices.get().data, prices.get().data])
-        print("dropped:", prices.stats["dropped"])
+        print("dropped:", prices.stats()["dropped"])
 
     # A filter sees each message before the subscriber does.
     with broker.subscribe("prices", filter=lambda message: message.data > 100) as large:

@@ -29,6 +29,12 @@ from tests.wire.http_world import World
 FACES = ("async", "blocking")
 ALL_FACES = (*FACES, "async client", "blocking client")
 
+embedded_only = pytest.mark.parametrize("face", FACES, indirect=True)
+"""For a test, in a module of all faces, of what a client cannot do."""
+
+ALWAYS_ON = {"enable_ack_support": True, "enable_transactions": True}
+"""Settings of an embedded broker that every client has."""
+
 NOT_TRIED_AGAIN = client.RetryPolicy(tries=0)
 _tenants = itertools.count()
 
@@ -99,13 +105,14 @@ class Face:
         self.clock = served().clock if self.is_client else ManualClock()
         self.delivery: Any = embed.AsyncDelivery if self.is_async else embed.Delivery
         self._made: list[Any] = []
+        self._urls: dict[int, str] = {}
 
     def make(self, config: rookery.Config | None = None, **settings: Any) -> Any:
         """A broker in the async way, closed at the end of the test."""
         if self.is_client:
-            if config is not None or settings:
+            if config is not None or settings.items() - ALWAYS_ON.items():
                 pytest.skip("these are settings of an embedded broker")
-            return self._connect()
+            return self.connect()
         settings.setdefault("clock", self.clock)
         settings.setdefault("secret", b"testing")
         made: Any
@@ -116,14 +123,21 @@ class Face:
         self._made.append(made)
         return made
 
-    def _connect(self) -> Any:
+    def connect(self, url: str = "", **settings: Any) -> Any:
+        """A client, of a tenant of its own unless a URL says whose."""
+        url = url or served().url()
         made: Any
         if self.name == "async client":
-            made = client.AsyncClient(served().url(), retry=NOT_TRIED_AGAIN)
+            made = client.AsyncClient(url, retry=NOT_TRIED_AGAIN, **settings)
         else:
-            made = wrapped(client.Client(served().url(), retry=NOT_TRIED_AGAIN))
+            made = wrapped(client.Client(url, retry=NOT_TRIED_AGAIN, **settings))
         self._made.append(made)
+        self._urls[id(made)] = url
         return made
+
+    def beside(self, other: Any) -> Any:
+        """Another client of the same tenant."""
+        return self.connect(self._urls[id(other)])
 
     async def advance(self, ms: int) -> None:
         """Let time pass, and let the brokers notice."""

@@ -324,9 +324,7 @@ async def test_what_is_kept_is_recovered_oldest_first_without_what_expired(broke
 
 
 @pytest.mark.row("S1-37")
-async def test_what_is_replayed_reaches_who_listens_today_and_is_not_stored_again(broker: Any, face: Face) -> None:
-    if face.is_client:
-        pytest.skip("only an embedded broker replays")
+async def test_what_is_replayed_reaches_who_listens_today_and_is_not_stored_again(broker: Any) -> None:
     orders = await broker.stream("orders")
     exchange = await broker.exchange("shop", "topic")
     await orders.bind("shop", "#")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from rookery import errors
 from rookery.embed import Config, Message, SubOptions
-from tests.contract.faces import FACES, Face, faced
+from tests.contract.faces import ALL_FACES, FACES, Face, embedded_only, faced
 
-face = pytest.fixture(faced, params=FACES)
+face = pytest.fixture(faced, params=ALL_FACES)
 
 Call = Callable[["Things"], Awaitable[object]]
 LONG = "x" * 256
@@ -38,7 +39,7 @@ class Things:
         await broker.publish("t", "buffered")
         (self.delivery,) = await self.queue.claim()
         self.consumer = await self.queue.subscribe(credit=1)
-        self.transaction = broker.transaction()
+        self.transaction = broker.transaction(timeout_ms=3_600_000)
         await self.transaction.__aenter__()
         return self
 
@@ -80,8 +81,6 @@ TABLE: list[tuple[str, type[errors.RookeryError], Call]] = [
     ("topic", errors.InvalidTopic, lambda t: t.transaction.publish(" ", "x")),
     ("queue", errors.InvalidName, lambda t: t.broker.request("", 1)),
     ("queue", errors.QueueNotFound, lambda t: t.broker.request("nowhere", 1)),
-    ("queue", errors.QueueNotFound, lambda t: t.transaction.publish_to_queue("nowhere", 1)),
-    ("exchange", errors.ExchangeNotFound, lambda t: t.transaction.publish_to_exchange("nowhere", "k", 1)),
     ("exchange", errors.ExchangeNotFound, lambda t: t.queue.bind("nowhere", "k")),
     ("queue", errors.QueueNotFound, lambda t: t.exchange.bind("nowhere", "k")),
     ("queue", errors.QueueNotFound, lambda t: t.queue.move("nowhere")),
@@ -162,7 +161,6 @@ TABLE: list[tuple[str, type[errors.RookeryError], Call]] = [
     ("key", errors.InvalidType, lambda t: t.transaction.publish_to_exchange("x", 5, "x")),
     ("key", errors.Unroutable, lambda t: t.exchange.publish("k", "x", mandatory=True)),
     ("id", errors.NilMessage, lambda t: t.queue.publish(Message("x", id=" "))),
-    ("body", errors.MessageTooLarge, lambda t: t.queue.publish(b"x" * (128 * 1024 * 1024 + 1))),
     *of_message("id", 5, LONG, "\ud800"),
     *of_message("type", 5, LONG),
     *of_message("content_type", 5, LONG),
@@ -233,8 +231,17 @@ TABLE: list[tuple[str, type[errors.RookeryError], Call]] = [
     ("limit", errors.InvalidType, lambda t: t.queue.redrive(limit="all")),
     ("target", errors.InvalidType, lambda t: t.queue.redrive(target=5)),
     ("queue", errors.QueueNotFound, lambda t: t.queue.redrive(target="nowhere")),
-    ("exchange", errors.InvalidArgument, lambda t: delete_standard(t)),
     ("grace_ms", errors.InvalidArgument, lambda t: t.broker.close(grace_ms=-1)),
+]
+
+HERE: list[tuple[str, type[errors.RookeryError], Call]] = [
+    # a client is told of these when it commits
+    ("queue", errors.QueueNotFound, lambda t: t.transaction.publish_to_queue("nowhere", 1)),
+    ("exchange", errors.ExchangeNotFound, lambda t: t.transaction.publish_to_exchange("nowhere", "k", 1)),
+    # this is too large for a request, whatever is in it
+    ("body", errors.MessageTooLarge, lambda t: t.queue.publish(b"x" * (128 * 1024 * 1024 + 1))),
+    # over HTTP this is a conflict
+    ("exchange", errors.InvalidArgument, lambda t: delete_standard(t)),
 ]
 
 
@@ -253,8 +260,14 @@ async def state(things: Things) -> str:
     return json.dumps([await broker.export_definitions(), metrics, peeks, things.delivery.live], sort_keys=True)
 
 
+def rows(table: list[tuple[str, type[errors.RookeryError], Call]]) -> pytest.MarkDecorator:
+    names = [f"{i}-{row[0]}" for i, row in enumerate(table)]
+    return pytest.mark.parametrize(("argument", "error", "call"), table, ids=names)
+
+
+@embedded_only
 @pytest.mark.row("S4-27")
-@pytest.mark.parametrize(("argument", "error", "call"), TABLE, ids=[f"{i}-{row[0]}" for i, row in enumerate(TABLE)])
+@rows(TABLE + HERE)
 async def test_bad_input_is_refused_by_name_and_changes_nothing(
     face: Face, argument: str, error: type[errors.RookeryError], call: Call
 ) -> None:
@@ -262,12 +275,36 @@ async def test_bad_input_is_refused_by_name_and_changes_nothing(
         enable_ack_support=True, enable_transactions=True, enable_dead_letter_queue=True, dead_letter_topic="d"
     )
     things = await Things(face.make(config)).fill()
+    await check_refused(things, argument, error, call)
+
+
+async def check_refused(things: Things, argument: str, error: type[errors.RookeryError], call: Call) -> None:
     before = await state(things)
     with pytest.raises(error) as refused:
         await call(things)
     assert refused.value.argument == argument
     assert str(refused.value)
     assert await state(things) == before
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Things]:
+    """One client for all rows: none of them changes anything."""
+
+    async def fill() -> Things:
+        return await Things(client.make()).fill()
+
+    client = Face("blocking client")
+    yield asyncio.run(fill())
+    asyncio.run(client.close())
+
+
+@pytest.mark.row("S4-27")
+@rows(TABLE)
+async def test_a_client_refuses_it_too(
+    elsewhere: Things, argument: str, error: type[errors.RookeryError], call: Call
+) -> None:
+    await check_refused(elsewhere, argument, error, call)
 
 
 def test_a_message_needs_a_mapping_for_meta() -> None:
@@ -297,6 +334,7 @@ async def test_a_delivery_belongs_to_its_broker(face: Face) -> None:
     await delivery.ack()
 
 
+@embedded_only
 async def test_what_is_exclusive_to_a_subscription_stays_so(face: Face) -> None:
     broker = face.make()
     subscription = await broker.subscribe("t")

@@ -20,8 +20,8 @@ import pytest
 
 import rookery
 from rookery import errors
+from rookery.core.keeping import KEEP_MS
 from rookery.embed import Message, engine
-from rookery.embed.keeping import KEEP_MS
 from rookery.store import compression
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
@@ -580,7 +580,7 @@ async def publish_to_topics(broker: Any) -> list[Any]:
         await broker.publish("a.b", n)
     await one.cancel()
     await broker.publish_many("a.b", ["x", "y"])
-    return [one.done, await received(two), two.stats["dropped"], await broker.queues()]
+    return [one.done, await received(two), (await two.stats())["dropped"], await broker.queues()]
 
 
 @pytest.mark.row("S3-9")

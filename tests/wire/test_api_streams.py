@@ -320,6 +320,29 @@ def test_sealed_records_are_read_like_others(client: httpx.Client, clock: Manual
     refused(client.post(f"{url}/trim", json={"offset": 99}), 416)
 
 
+def test_records_are_replayed_from_files_and_from_the_tail(client: httpx.Client) -> None:
+    url = make(client)
+    ok(client.put(f"{API}/exchanges/shop", json={"kind": "topic"}), 201)
+    stream = url.rpartition("/")[2]
+    ok(
+        client.post(f"{API}/bindings", json={"source": "shop", "target": stream, "target_kind": "stream", "key": "#"}),
+        201,
+    )
+    shop = f"{API}/exchanges/shop/messages?routing_key=eu"
+    ok(client.post(shop, json=[{"message": n} for n in range(10)]), 201)
+    ok(client.post(f"{url}/seal"))
+    ok(client.post(shop, json=[{"message": n} for n in range(10, 15)]), 201)
+    assert ok(client.post(f"{url}/replay")) == {"replayed": 0, "next": 10, "end": 15}
+    ok(client.put(f"{API}/queues/late", json={}), 201)
+    ok(client.post(f"{API}/bindings", json={"source": "shop", "target": "late", "key": "eu"}), 201)
+    assert ok(client.post(f"{url}/replay", json={"from": 7})) == {"replayed": 3, "next": 10, "end": 15}
+    assert ok(client.post(f"{url}/replay", json={"from": 10, "limit": 2})) == {"replayed": 2, "next": 12, "end": 15}
+    found = ok(client.post(f"{API}/queues/late/claim", json={"max": 100}))["deliveries"]
+    assert [each["message"] for each in found] == [7, 8, 9, 10, 11]
+    assert ok(client.get(url))["records"] == 15
+    refused(client.post(f"{url}/replay", json={"from": 16}), 416)
+
+
 # Plans
 
 

@@ -22,6 +22,7 @@ class ClientArguments(TypedDict, total=False):
     timeout_ms: int
     retry: RetryPolicy | None
     requests_max: int
+    keep_topics: bool
 
 
 def connect(url: str | Sequence[str] = LOCAL, **settings: Unpack[ClientArguments]) -> Client:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rookery.core.keeping import TOPICS
 from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
 from rookery.core.topology import check_name
 from rookery.errors import AlreadyExists, Conflict, InUse, LimitExceeded, OffsetOutOfRange
+from rookery.model import PERSISTENT, Message
 
 if TYPE_CHECKING:
-    from rookery.core.topology import Tenant
+    from rookery.core.topology import Exchange, Tenant
 
 
 def declare(tenant: Tenant, name: str, settings: Mapping[str, object], create: bool = False) -> tuple[Stream, bool]:
@@ -129,3 +131,19 @@ def describe(stream: Stream) -> dict[str, Any]:
         ],
         "groups": {name: group.lag() for name, group in sorted(stream.groups.items())},
     }
+
+
+def exchange_of(tenant: Tenant, record: Message) -> Exchange:
+    """Where a record leads when it is replayed: to its exchange, or, if that is gone or none, to the topics."""
+    exchange = tenant.exchanges.get(record.route.exchange)
+    return tenant.exchanges[TOPICS] if exchange is None or exchange is tenant.default else exchange
+
+
+def replay(tenant: Tenant, record: Message) -> bool:
+    """Offer a record to the queues that its exchange leads to today; whether there are any (within a turn)."""
+    way = tenant.way(exchange_of(tenant, record), record.route.key)
+    message = Message(way.route, record.props, record.body, record.id, record.priority, record.expires_ms, PERSISTENT)
+    queues = list(tenant.queues_for(way, record.props))
+    for queue in queues:
+        queue.offer(message, 0)
+    return bool(queues)

@@ -16,6 +16,7 @@ from rookery.core import dead_letters
 from rookery.core.dedup import REQUEST, REQUEST_WINDOW_MS, WINDOW_MS, Dedup, scope_of
 from rookery.core.policy import FACES, Policy, check_settings, effective
 from rookery.core.queue import Queue
+from rookery.core.receipts import Receipts
 from rookery.core.routing import HashMatcher, Matcher, matcher
 from rookery.core.stream import Stream
 from rookery.errors import (
@@ -233,6 +234,7 @@ class Tenant:
         self.subscriptions: i64 = 0
         self.limits = Limits()
         self.dedup = Dedup()
+        self.receipts = Receipts()
         self.memory_bytes: i64 = 0
         self.memory_bytes_max: i64 = NEVER
         self.message_bytes_max: i64 = self.limits.message_bytes_max

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from rookery.core.keeping import TOPICS
 from rookery.core.policy import TIME_MAX_MS
 from rookery.core.topology import NAME_MAX_BYTES, Tenant, check_name
 from rookery.core.transactions import Batch, Publish
@@ -14,10 +15,7 @@ from rookery.embed.engine import AsyncEngine, Engine
 from rookery.embed.messages import pack, pack_batch
 from rookery.embed.options import TOPIC_MAX_CHARS, Config
 from rookery.embed.workers import AsyncSignal, Signal
-from rookery.errors import BrokerClosed, InvalidArgument, InvalidTopic, InvalidType, RookeryError
-
-TOPICS: Final = "amq.topic"
-"""The exchange on which topics of the embedded face, MQTT topics and AMQP bindings meet."""
+from rookery.errors import BrokerClosed, InvalidArgument, InvalidConfig, InvalidTopic, InvalidType, RookeryError
 
 
 class Observation:
@@ -166,6 +164,24 @@ def check_not_negative(value: object, argument: str) -> int:
     return value
 
 
+def check_ack(ack: str, ack_id: str | None, ack_timeout_ms: int | None, default_ms: int) -> int | None:
+    """How long the ack of a message may take; None when it waits for none."""
+    if ack not in ("none", "required", "timeout"):
+        raise InvalidConfig(f"ack must be none, required or timeout, not {ack!r}", argument="ack")
+    if ack == "none":
+        if ack_id is not None or ack_timeout_ms is not None:
+            raise InvalidConfig("an ack id or timeout needs ack='required' or ack='timeout'", argument="ack")
+        return None
+    if ack == "timeout" and ack_timeout_ms is None:
+        raise InvalidConfig("ack='timeout' needs ack_timeout_ms", argument="ack_timeout_ms")
+    timeout = default_ms if ack_timeout_ms is None else ack_timeout_ms
+    if type(timeout) is not int or not 1 <= timeout < 1 << 53:
+        raise InvalidConfig("ack_timeout_ms must be an int of at least 1", argument="ack_timeout_ms")
+    if ack_id is not None and not check_text(ack_id, "ack_id").strip():
+        raise InvalidArgument("an ack id is not blank (or none: it is made of the message's id)", argument="ack_id")
+    return timeout
+
+
 def check_timeout(value: object) -> int | None:
     return None if value is None else check_not_negative(value, "timeout_ms")
 
@@ -176,6 +192,7 @@ __all__ = [
     "Context",
     "Observation",
     "Observer",
+    "check_ack",
     "check_key",
     "check_name",
     "check_not_negative",

@@ -15,6 +15,7 @@ import msgspec
 from rookery import model, properties, spans
 from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import TIME_MAX_MS
+from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER
 from rookery.core.transactions import Batch, Publish
 from rookery.errors import EmptyBody, InvalidArgument, InvalidType, MessageExpired, NilMessage
 from rookery.properties import Properties
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 TEXT: Final = "text/plain"
 JSON: Final = "application/json"
-ACK_ID_HEADER: Final = "x-ack-id"
-ACK_TIMEOUT_HEADER: Final = "x-ack-timeout-ms"
 TIME_HEADER: Final = "timestamp_in_ms"
 """Beside the timestamp property, which has only seconds."""
 

@@ -117,15 +117,24 @@ class Handling:
         queue = self._rest.queue(call, name, FACE, "read") if wanted.create else self._rest.existing(call, name, "read")
 
         def done(leases: list[Lease]) -> object:
-            made: object = self._claimed(call, leases)
-            if wanted.ack:
-                for lease in leases:
-                    lease.queue.ack(lease)
-                call.lasting()
-            return made
+            return self._claimed_and_acked(call, leases) if wanted.ack else self._claimed(call, leases)
 
         lease_ms = wanted.lease_ms or lease_ms_of(queue) or self._rest.options.lease_ms
         return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
+
+    def _claimed_and_acked(self, call: Call, leases: list[Lease]) -> object:
+        """Messages for whoever holds no lease; of those that wait for an ack by id, it is waited for."""
+        chosen: list[Lease] = []
+        for lease in leases:
+            if lease.queue.tenant.receipts.refuses(lease):
+                lease.queue.ack(lease)
+            else:
+                chosen.append(lease)
+        made = self._claimed(call, chosen)
+        for lease in chosen:
+            lease.queue.tenant.receipts.hand_out(lease)
+        call.lasting()
+        return made
 
     def _claimed(self, call: Call, leases: list[Lease]) -> object:
         if wants_packed(call):

@@ -11,7 +11,9 @@ from rookery.wire import (
     api_messages,
     api_plans,
     api_queues,
+    api_receipts,
     api_records,
+    api_replay,
     api_staging,
     api_streams,
     api_transactions,
@@ -25,6 +27,8 @@ def add_routes(router: Router, api: Api) -> None:
     messages = api_messages.add_routes(router, api)
     api_letters.add_routes(router, api, messages)
     api_transactions.add_routes(router, api, messages)
+    api_receipts.add_routes(router, api)
+    api_replay.add_routes(router, api, messages)
     streams = api_streams.add_routes(router, api)
     api_records.add_routes(router, api)
     api_groups.add_routes(router, api, streams)

@@ -23,6 +23,9 @@ PATHS_MAX: Final = 1_000
 
 SignalT = TypeVar("SignalT", Signal, AsyncSignal)
 
+_NAMES: Final = {"source": "exchange", "to": "target"}
+"""What some fields of requests are called by users of a client."""
+
 _PACKED_BODY: Final = {"Accept": PACKED}
 
 
@@ -34,6 +37,7 @@ class AsyncLink:
         self.workers = AsyncWorkers()
         self.id = uuid.uuid4().hex[:16]
         self.closed = False
+        self.panic: str | None = None
         self._count = 0
         self._breaks = 0
         self._declared: dict[str, tuple[str, str, object]] = {}
@@ -44,6 +48,10 @@ class AsyncLink:
         """Have a signal set when the client closes, so that whoever waits on it learns of it."""
         self._signals.add(signal)
         return signal
+
+    def note_panic(self, error: BaseException) -> None:
+        """A function of the user's failed."""
+        self.panic = f"{type(error).__name__}: {error}"
 
     def check_open(self) -> None:
         if self.closed:
@@ -129,6 +137,7 @@ class AsyncLink:
             # of a batch, the broker says also of which message
             if error.argument is not None and error.argument.startswith("["):
                 error.argument = error.argument.partition("].")[2]
+            error.argument = _NAMES.get(error.argument or "", error.argument)
             raise
         return await self.transport.request(method, path, body, query=query, headers=headers, wait_ms=wait_ms, **more)
 

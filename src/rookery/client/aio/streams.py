@@ -155,6 +155,27 @@ class AsyncStream:
                 found += [r.message for r in records if not _is_over(r.message.expires_at, now)]
         return found[:limit] if limit else found
 
+    async def replay(self, limit: int = 0, *, partition: int = 0) -> int:
+        """Hand the messages that are kept to whoever their exchanges lead to today, oldest first, up to `limit`.
+
+        They are not stored in a stream again. Returns how many messages were handed out. Where an answer gets lost,
+        up to 1,000 of them may come twice.
+        """
+        check_not_negative(limit, "limit")
+        self._link.check_open()
+        count = 0
+        following: int | None = None
+        while not limit or count < limit:
+            body = {"partition": partition, "limit": min(limit - count, AHEAD) if limit else AHEAD}
+            if following is not None:
+                body["from"] = following
+            answer = await self._link.post(f"{self._path}/replay", body)
+            count += int(answer["replayed"])
+            following = int(answer["next"])
+            if following >= answer["end"]:
+                break
+        return count
+
     # Looking after it
 
     async def info(self) -> dict[str, Any]:

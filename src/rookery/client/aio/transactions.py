@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rookery.client.aio.deliveries import AsyncDelivery, check_delay, own
 from rookery.client.aio.link import AsyncLink
 from rookery.client.messages import pack
+from rookery.core.transactions import TIMEOUT_MS
 from rookery.embed.context import TOPICS, check_key, check_name, check_text, check_topic
+from rookery.embed.messages import Message
 from rookery.errors import (
     LeaseLost,
+    LimitExceeded,
     TransactionCommitted,
     TransactionNotFound,
     TransactionRolledBack,
     TransactionTimeout,
 )
 from rookery.wire.packed import PackedSettle, PackedWork, encode
+
+NAMES_MAX: Final = 1_000
+"""How many transactions by name a client knows, those that ended among them."""
 
 
 class AsyncTransaction:
@@ -36,12 +42,15 @@ class AsyncTransaction:
 
     async def __aenter__(self) -> Self:
         self._link.check_open()
-        self.id = self._link.next_name("transaction")
+        self._begin(self._link.next_name("transaction"))
+        return self
+
+    def _begin(self, id: str) -> None:
+        self.id = id
         self._work = PackedWork([], [])
         self._deliveries = []
         self._state = "open"
         self._until = time.monotonic() + self._timeout_ms / 1000
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._state != "open":
@@ -98,11 +107,14 @@ class AsyncTransaction:
             raise TransactionCommitted(f"transaction {self.id!r} was committed already")
         if self._state == "rolled back":
             raise TransactionRolledBack(f"transaction {self.id!r} was rolled back already")
-        if self._state != "open":
+        if not self._state:
             raise TransactionNotFound("this transaction has not begun: use it as a block")
-        if time.monotonic() >= self._until:
-            self._state = "rolled back"
+        if self._state == "timed out" or time.monotonic() >= self._until:
+            self._state = "timed out"
             raise TransactionTimeout(f"transaction {self.id!r} had {self._timeout_ms} ms")
+
+    def _is_over(self) -> bool:
+        return self._state != "open" or time.monotonic() >= self._until
 
     async def commit(self) -> None:
         """Do all of it now; when that is not possible, an error says why and nothing was done."""
@@ -127,3 +139,43 @@ class AsyncTransaction:
         """Drop all of it."""
         self._check()
         self._state = "rolled back"
+
+
+class AsyncNamedTransactions:
+    """The transactions of a client that go by a name of their user's. Those that ended are remembered for a while."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+        self._known: dict[str, AsyncTransaction] = {}
+
+    def publish(self, name: str, topic: str, message: Message, mandatory: bool) -> None:
+        """Add a publish to a transaction, which begins with its first."""
+        known = self._known.get(check_name(name, "transaction"))
+        if known is None:
+            packed = AsyncTransaction(self._link, TIMEOUT_MS)
+            packed._begin(name)
+            packed._add(TOPICS, topic, message, mandatory)
+            self._forget()
+            self._known[name] = packed
+        else:
+            known._add(TOPICS, topic, message, mandatory)
+
+    def _forget(self) -> None:
+        if len(self._known) >= NAMES_MAX:
+            for name in [name for name, each in self._known.items() if each._is_over()][: NAMES_MAX // 2]:
+                del self._known[name]
+        if len(self._known) >= NAMES_MAX:
+            raise LimitExceeded(f"this client has {NAMES_MAX} open transactions", argument="transaction")
+
+    def _find(self, name: str) -> AsyncTransaction:
+        self._link.check_open()
+        known = self._known.get(check_name(name, "transaction"))
+        if known is None:
+            raise TransactionNotFound(f"no transaction {name!r}", argument="transaction")
+        return known
+
+    async def commit(self, name: str) -> None:
+        await self._find(name).commit()
+
+    async def rollback(self, name: str) -> None:
+        await self._find(name).rollback()

@@ -9,11 +9,13 @@ does not know it any more; subscriptions and readers go on.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ssl
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 from rookery.client.blocking.admin import Admin, pages
 from rookery.client.blocking.consuming import Consumer
@@ -24,25 +26,28 @@ from rookery.client.blocking.queues import Exchange, Queue, publish_all
 from rookery.client.blocking.requests import Requests
 from rookery.client.blocking.streams import Stream
 from rookery.client.blocking.topics import TopicSubscription, subscribe
-from rookery.client.blocking.transactions import Transaction
-from rookery.client.blocking.transport import Transport
+from rookery.client.blocking.transactions import NamedTransactions, Transaction
+from rookery.client.blocking.transport import NOTHING, Transport
 from rookery.client.http import part
-from rookery.client.messages import pack
+from rookery.client.messages import pack, unpack
 from rookery.client.retrying import RetryPolicy
 from rookery.core.definitions import plain_table
 from rookery.core.policy import check_settings
+from rookery.core.receipts import TIMEOUT_MS as ACK_TIMEOUT_MS
 from rookery.core.transactions import TIMEOUT_MS
 from rookery.embed.blocking.deliveries import Delivery as EmbeddedDelivery
 from rookery.embed.blocking.handlers import Handler
 from rookery.embed.blocking.queues import check_bodies
 from rookery.embed.context import (
     TOPICS,
+    check_ack,
     check_name,
     check_not_negative,
     check_positive,
     check_text,
     check_topic,
 )
+from rookery.embed.messages import Message
 from rookery.embed.options import (
     AckPolicy,
     ExchangeKind,
@@ -51,7 +56,14 @@ from rookery.embed.options import (
     SubArguments,
     SubOptions,
 )
-from rookery.errors import InvalidArgument, InvalidConfig, InvalidType
+from rookery.errors import (
+    DeadLetterNotSupported,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidType,
+    PersistenceDisabled,
+)
+from rookery.wire.packed import decode_messages, encode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -64,7 +76,8 @@ class Client:
 
     `url` is like `http://KEY@host:8080`, or several, of which one that answers is used. `api_key` may stand in it or in
     ROOKERY_API_KEY; `ca_file` or `tls` say whom to trust over https. `timeout_ms` is the longest silence of a broker
-    that owes an answer, `retry` what happens then.
+    that owes an answer, `retry` what happens then. With `keep_topics`, what this client publishes to topics is kept for
+    a week, for `recover` and `replay`.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class Client:
         timeout_ms: int = 30_000,
         retry: RetryPolicy | None = None,
         requests_max: int = 32,
+        keep_topics: bool = False,
     ) -> None:
         self.transport = Transport(
             url,
@@ -89,12 +103,14 @@ class Client:
         )
         self._link = Link(self.transport)
         self._requests = Requests(self._link)
+        self._named = NamedTransactions(self._link)
+        self._keep_topics = bool(keep_topics)
+        self._kept: set[str] = set()
         self._handlers: list[Handler] = []
         self._serving: list[Any] = []
         self._running = False
         self._closing = False
         self._tenant = ""
-        self._panic: str | None = None
         self.admin = Admin(self._link)
 
     def __repr__(self) -> str:
@@ -234,6 +250,7 @@ class Client:
         check_text(pattern, "pattern")
         if type(priority) is not int:
             raise InvalidType(f"priority must be int, not {type(priority).__name__}", argument="priority")
+        check_settings(settings)
         body = {"pattern": pattern, "settings": settings, "priority": priority}
         self._link.put(f"/api/v1/policies/{part(name)}", body)
 
@@ -256,23 +273,49 @@ class Client:
     ) -> str:
         """Give every subscriber of the topic a copy of a value or Message; returns the message's id.
 
-        With `mandatory`, Unroutable when nobody subscribes. Acknowledgements by id and transactions by name are there
-        in an embedded broker only: subscribe to a queue and settle its deliveries, use a `transaction()` block.
+        With `ack` ("required", or "timeout" with `ack_timeout_ms`) it is delivered again until `ack(topic, ack_id)` is
+        called. With `transaction` it is published when that transaction of this client is committed. With `mandatory`,
+        Unroutable when nobody subscribes.
         """
-        if ack != "none" or ack_id is not None or ack_timeout_ms is not None:
-            raise InvalidConfig("acknowledgements by id need an embedded broker", argument="ack")
+        self._link.check_open()
+        key = check_topic(topic)
+        timeout_ms = check_ack(ack, ack_id, ack_timeout_ms, ACK_TIMEOUT_MS)
         if transaction is not None:
-            raise InvalidConfig("transactions by name need an embedded broker", argument="transaction")
-        return (self._publish(topic, [body], mandatory=bool(mandatory)))[0]
+            if timeout_ms is not None:
+                raise InvalidConfig("a message with an ack id cannot be part of a transaction", argument="ack")
+            return self._publish_later(key, body, transaction, bool(mandatory))
+        if timeout_ms is None:
+            return (self._publish(key, [body], mandatory=bool(mandatory)))[0]
+        publish = pack(body)
+        self._keep(key)
+        query = {"topic": key, "ack_id": ack_id, "timeout_ms": timeout_ms, "mandatory": bool(mandatory)}
+        answer = self._link.once("/api/v1/receipts", encode([publish]), packed=True, **query)
+        return str(answer["message_id"])
+
+    def _publish_later(self, key: str, body: Any, name: str, mandatory: bool) -> str:
+        message = copy.copy(body) if isinstance(body, Message) else Message(body)
+        if message.id is None:
+            message.id = str(uuid.uuid4())
+        self._keep(key)
+        self._named.publish(name, key, message, mandatory)
+        return message.id
+
+    def _keep(self, key: str) -> None:
+        """Have messages of a topic kept, if this client's are."""
+        if self._keep_topics and key not in self._kept:
+            path = f"/api/v1/kept?topic={part(key)}"
+            self._link.put(path)
+            self._link.declared(f"kept {key}", "PUT", path, NOTHING)
+            self._kept.add(key)
 
     def publish_many(self, topic: str, bodies: Iterable[Any]) -> Sequence[str]:
         """Publish all of them, or none when one is invalid; returns their ids."""
-        return self._publish(topic, check_bodies(bodies))
-
-    def _publish(self, topic: str, bodies: list[Any], mandatory: bool = False) -> list[str]:
         self._link.check_open()
-        key = check_topic(topic)
+        return self._publish(check_topic(topic), check_bodies(bodies))
+
+    def _publish(self, key: str, bodies: list[Any], mandatory: bool = False) -> list[str]:
         packed = [pack(body) for body in bodies]
+        self._keep(key)
         return publish_all(
             self._link, f"/api/v1/exchanges/{TOPICS}/messages", packed, routing_key=key, mandatory=mandatory
         )
@@ -306,7 +349,76 @@ class Client:
             raise
         return made
 
+    def ack(self, topic: str, ack_id: str) -> None:
+        """Acknowledge a message that was published with this ack id: it comes no more, to anybody."""
+        self._settle_by_id(topic, ack_id, "ack")
+
+    def nack(self, topic: str, ack_id: str) -> None:
+        """Have a message that was published with this ack id delivered again now."""
+        self._settle_by_id(topic, ack_id, "retry")
+
+    def _settle_by_id(self, topic: str, ack_id: str, outcome: str) -> None:
+        self._link.check_open()
+        body = {"topic": check_topic(topic), "ack_id": check_text(ack_id, "ack_id"), "outcome": outcome}
+        self._link.once("/api/v1/receipts/settle", body)
+
+    def recover(self, topic: str, limit: int = 0) -> list[Message]:
+        """What was published to a topic and is kept (or waits in the queue of that name): up to `limit`, oldest
+        first.
+        """
+        key = self._check_kept(topic, limit)
+        content = self._link.get_packed("/api/v1/kept", {"topic": key, "limit": limit})
+        return [unpack(got) for got in decode_messages(content)]
+
+    def replay(self, topic: str, limit: int = 0) -> int:
+        """Hand what is kept of a topic to its subscribers of today, oldest first; returns how many messages."""
+        key = self._check_kept(topic, limit)
+        return int((self._link.post("/api/v1/kept/replay", {"topic": key, "limit": limit}))["replayed"])
+
+    def _check_kept(self, topic: str, limit: int) -> str:
+        self._link.check_open()
+        check_not_negative(limit, "limit")
+        if not self._keep_topics:
+            raise PersistenceDisabled("nothing is kept for this client (keep_topics)")
+        return check_topic(topic)
+
+    # Dead letters of topics, which only an embedded broker has: those of queues are in their dead-letter queues
+
+    def publish_dead_letter(self, topic: str, body: Any, reason: str) -> str:
+        """Refused, as by an embedded broker without a dead-letter topic."""
+        check_topic(topic)
+        check_text(reason, "reason")
+        self._no_dead_letters()
+
+    def dead_letter_stats(self) -> dict[str, Any]:
+        """That there is no dead-letter topic."""
+        self._link.check_open()
+        nothing = {"total_messages": 0, "current_count": 0, "last_message_time": None}
+        return {"enabled": False, "topic": "", **nothing}
+
+    def drain_dead_letters(self, limit: int = 0) -> list[Message]:
+        """Refused, as by an embedded broker without a dead-letter topic."""
+        check_not_negative(limit, "limit")
+        self._no_dead_letters()
+
+    def replay_dead_letters(self, limit: int = 0) -> list[Message]:
+        """Refused, as by an embedded broker without a dead-letter topic."""
+        check_not_negative(limit, "limit")
+        self._no_dead_letters()
+
+    def _no_dead_letters(self) -> NoReturn:
+        self._link.check_open()
+        raise DeadLetterNotSupported("a dead-letter topic needs an embedded broker; queues have dead-letter queues")
+
     # Transactions, requests
+
+    def commit(self, transaction: str) -> None:
+        """Publish everything that this client published under this transaction id, or nothing."""
+        self._named.commit(transaction)
+
+    def rollback(self, transaction: str) -> None:
+        """Drop everything that this client published under this transaction id."""
+        self._named.rollback(transaction)
 
     def transaction(self, *, timeout_ms: int | None = None) -> Transaction:
         """A block of publishes and settles that happen wholly or not at all."""
@@ -343,7 +455,9 @@ class Client:
             # what is visible where the decorator is applied
             names = sys._getframe(1).f_locals
             kinds = (Delivery, EmbeddedDelivery)
-            handler = Handler(self._link.workers, queue, function, concurrency, settings, names, self._note, kinds)
+            handler = Handler(
+                self._link.workers, queue, function, concurrency, settings, names, self._link.note_panic, kinds
+            )
             self._handlers.append(handler)
             if self._running:
                 self._link.workers.spawn(self._serve, handler)
@@ -361,9 +475,6 @@ class Client:
             subscription = queue.subscribe()
             self._serving.append(subscription)
             self._link.workers.spawn(handler.run, subscription)
-
-    def _note(self, error: BaseException) -> None:
-        self._panic = f"{type(error).__name__}: {error}"
 
     # Producer and consumer in one call each
 
@@ -401,7 +512,7 @@ class Client:
         if not callable(handler):
             raise InvalidType("a handler must be callable", argument="handler")
         made = Handler(
-            self._link.workers, queue, handler, 1, {}, {}, self._note, (Delivery, EmbeddedDelivery)
+            self._link.workers, queue, handler, 1, {}, {}, self._link.note_panic, (Delivery, EmbeddedDelivery)
         )
         self.define_queue_and_exchange(exchange, kind, queue, key)
         subscription = Queue(self._link, queue).subscribe(credit=credit, skip_duplicates=skip_duplicates)
@@ -422,7 +533,7 @@ class Client:
             "status": "healthy" if answer["status"] in ("ok", "healthy") else answer["status"],
             "timestamp": int(time.time() * 1000),
             "round_trip": took,
-            "metrics": {**counts["stats"], "last_panic": self._panic},
+            "metrics": {**counts["stats"], "last_panic": self._link.panic},
         }
 
     def metrics(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 """Topics: publish and subscribe with a buffer per subscriber, which is a queue of its own at the broker.
 
 The queue is deleted with the subscription, or by the broker when nobody has read it for a while, so a subscriber whose
-connection breaks goes on with what came meanwhile. A message is acked as it is handed out.
+connection breaks goes on with what came meanwhile. A message is acked as it is handed out, unless it waits for an ack
+by id: that is the broker's business.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from typing import Any, Final, Self
 
-from rookery.client.blocking.deliveries import claim
+from rookery.client.blocking.deliveries import claim, settle_in_queue
 from rookery.client.blocking.link import Link
 from rookery.client.blocking.queues import Queue, bind
 from rookery.client.http import part
@@ -20,7 +21,7 @@ from rookery.embed.blocking.topics import OVERFLOW
 from rookery.embed.context import TOPICS, check_timeout
 from rookery.embed.messages import Message
 from rookery.embed.options import SubOptions
-from rookery.errors import BrokerClosed, InvalidConfig, NotFound, RookeryError
+from rookery.errors import BrokerClosed, InvalidConfig, LeaseLost, NotFound, RookeryError
 
 KEPT_MS: Final = 300_000
 BUFFER: Final = 16
@@ -34,7 +35,7 @@ class TopicSubscription:
     def __init__(self, link: Link, topic: str, name: str, options: SubOptions) -> None:
         self._link = link
         self._queue = Queue(link, name)
-        self._inbox: deque[Message] = deque()
+        self._inbox: deque[tuple[Message, str]] = deque()
         self._done = False
         self.options = options
         self.topic = topic
@@ -54,13 +55,13 @@ class TopicSubscription:
         """
         return self._done or self._link.closed
 
-    def counts(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """What was received and dropped, and how full the buffer is."""
         stats = self._queue.stats()
         return {
             "received": self.received,
             "dropped": int(stats["dropped"] + stats["expired"]),
-            "queue_len": int(stats["ready"] + stats["delayed"]),
+            "queue_len": len(self._inbox) + int(stats["ready"] + stats["delayed"]),
             "queue_cap": self.options.buffer_size or BUFFER,
         }
 
@@ -77,22 +78,32 @@ class TopicSubscription:
     def _get(self, timeout_ms: int | None) -> Message | None:
         until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while not self.done:
-            while (message := self._next()) is not None:
+            while (found := self._next()) is not None:
+                message, lease = found
                 if self._passes(message):
                     self.received += 1
                     return message
+                if message.ack_id is not None:
+                    self._let_go(lease)
             left = None if until is None else max(0.0, (until - time.monotonic()) * 1000)
             try:
-                found = claim(self._link, self.id, AT_ONCE, left, None, ack=True)
+                claimed = claim(self._link, self.id, AT_ONCE, left, None, ack=True)
             except NotFound:
                 self._done = True
                 return None
-            self._inbox.extend(unpack(got) for got in found)
-            if not found and until is not None and time.monotonic() >= until:
+            self._inbox.extend((unpack(got), got.lease) for got in claimed)
+            if not claimed and until is not None and time.monotonic() >= until:
                 return None
         return None
 
-    def _next(self) -> Message | None:
+    def _let_go(self, lease: str) -> None:
+        """A message that is not for this subscriber waits for no ack of his."""
+        try:
+            settle_in_queue(self._link, self.id, [lease], "ack", -1, "")
+        except (LeaseLost, NotFound):
+            return
+
+    def _next(self) -> tuple[Message, str] | None:
         try:
             return self._inbox.popleft()
         except IndexError:
@@ -104,7 +115,8 @@ class TopicSubscription:
             return True
         try:
             return bool(chosen(message))
-        except Exception:  # noqa: BLE001 (a filter that fails lets nothing through)
+        except Exception as panic:  # noqa: BLE001 (a filter that fails lets nothing through, and is noted)
+            self._link.note_panic(panic)
             return False
 
     def __iter__(self) -> Self:

@@ -250,6 +250,12 @@ class AsyncBroker:
                 if queue.owner is None and not name.startswith(keeping.PREFIX)
             )
 
+    async def exchanges(self) -> list[str]:
+        """The names of all exchanges, but for those that every broker has."""
+        self._context.check_open()
+        with self._engine:
+            return sorted(name for name in self._context.tenant.exchanges if name and not name.startswith("amq."))
+
     async def stream(self, name: str, **settings: Unpack[StreamArguments]) -> AsyncStream:
         """The stream of that name, made if it is not there; what is said must agree with how it was declared."""
         self._context.check_open()

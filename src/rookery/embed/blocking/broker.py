@@ -240,6 +240,12 @@ class Broker:
                 if queue.owner is None and not name.startswith(keeping.PREFIX)
             )
 
+    def exchanges(self) -> list[str]:
+        """The names of all exchanges, but for those that every broker has."""
+        self._context.check_open()
+        with self._engine:
+            return sorted(name for name in self._context.tenant.exchanges if name and not name.startswith("amq."))
+
     def stream(self, name: str, **settings: Unpack[StreamArguments]) -> Stream:
         """The stream of that name, made if it is not there; what is said must agree with how it was declared."""
         self._context.check_open()

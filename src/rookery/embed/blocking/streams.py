@@ -17,7 +17,6 @@ from rookery.core.stream import KEY_HEADER
 from rookery.core.transactions import Publish
 from rookery.embed.blocking.queues import check_bodies, check_headers
 from rookery.embed.context import (
-    TOPICS,
     Context,
     check_key,
     check_not_negative,
@@ -43,7 +42,6 @@ from rookery.embed.records import (
 from rookery.embed.workers import Signal
 from rookery.errors import BrokerClosed, GroupFenced, NotFound, StreamNotFound
 from rookery.model import PERSISTENT
-from rookery.model import Message as StoredMessage
 
 
 class Stream:
@@ -221,27 +219,10 @@ class Stream:
                 now = context.engine.clock.wall_ms()
                 with context.engine:
                     for record in records:
-                        if not _is_over(record.message.expires_at, now):
-                            count += self._hand_out(record)
+                        if record.stored is not None and not _is_over(record.message.expires_at, now):
+                            count += streams.replay(context.tenant, record.stored)
         context.engine.lasting()
         return count
-
-    def _hand_out(self, record: Record) -> int:
-        """Offer a record's message to the queues that its exchange leads to; 1 if there are any (within a turn)."""
-        tenant = self._context.tenant
-        stored = record.stored
-        assert stored is not None
-        exchange = tenant.exchanges.get(stored.route.exchange)
-        if exchange is None or exchange is tenant.default:
-            exchange = tenant.exchanges[TOPICS]
-        way = tenant.way(exchange, stored.route.key)
-        message = StoredMessage(
-            way.route, stored.props, stored.body, stored.id, stored.priority, stored.expires_ms, PERSISTENT
-        )
-        queues = list(tenant.queues_for(way, stored.props))
-        for queue in queues:
-            queue.offer(message, 0)
-        return 1 if queues else 0
 
     # Looking after it
 

@@ -12,31 +12,23 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from rookery import properties
 from rookery.core import queue as core
-from rookery.core.dedup import scope_of
 from rookery.core.entries import Lease
+from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER
 from rookery.core.transactions import Batch, Publish
 from rookery.embed import keeping
 from rookery.embed.blocking.deliveries import wait_for_leases
 from rookery.embed.blocking.queues import put, put_all
-from rookery.embed.context import TOPICS, Context, check_text, check_timeout
+from rookery.embed.context import TOPICS, Context, check_ack, check_text, check_timeout
 from rookery.embed.engine import Engine
-from rookery.embed.messages import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, Message, given_id, unpack
+from rookery.embed.messages import Message, given_id, unpack
 from rookery.embed.options import AckPolicy, SubOptions
 from rookery.embed.workers import Signal
 from rookery.errors import (
-    InvalidArgument,
     InvalidConfig,
     LimitExceeded,
-    MessageAcknowledged,
-    MessageNotAcked,
     NotFound,
-    QueueFull,
-    Unroutable,
 )
-from rookery.model import PERSISTENT
-from rookery.model import Message as StoredMessage
 
 OVERFLOW: Final = {
     "drop_oldest": "drop-head",
@@ -72,7 +64,6 @@ class TopicSubscription:
         """Whether it has ended: cancelled, closed because its buffer was full, or with its broker."""
         return self._queue.deleted or self._context.closed
 
-    @property
     def stats(self) -> dict[str, int]:
         """What was received and dropped, and how full the buffer is."""
         queue = self._queue
@@ -114,12 +105,13 @@ class TopicSubscription:
         """Settle a lease for the subscriber; its message, unless it is not for him or was acknowledged meanwhile."""
         message = unpack(lease.entry, self._context.engine.shard.ids)
         passes = self._passes(message)
+        receipts = self._context.tenant.receipts
         with self._context.engine:
             self.room.set()
-            if not passes:
+            if not passes or receipts.refuses(lease):
                 self._queue.ack(lease)
                 return None
-            if not self._topics.hand_out(lease):
+            if not receipts.hand_out(lease):
                 return None
             self.received += 1
         if lease.attempt > 1:
@@ -160,29 +152,14 @@ class TopicSubscription:
         self.cancel()
 
 
-class _Pending:
-    """A message published with an ack id: acknowledged by that id, whoever received it."""
-
-    __slots__ = ("leases", "message")
-
-    def __init__(self, message: StoredMessage) -> None:
-        self.message = message
-        self.leases: list[Lease] = []
-
-    def live(self) -> list[Lease]:
-        return [lease for lease in self.leases if lease.live]
-
-
 class Topics:
-    """The topics of one broker: who subscribes, who waits for room, and which ack ids are pending."""
+    """The topics of one broker: who subscribes, and who waits for room."""
 
     def __init__(self, context: Context[Engine]) -> None:
         self.context = context
         self.subscriptions: dict[str, TopicSubscription] = {}
         self._blocking = 0
         self._sweep_at = 64
-        self._pending: dict[tuple[str, str], _Pending] = {}
-        self._prune_at = 64
 
     # Subscribing
 
@@ -259,7 +236,8 @@ class Topics:
                 if full is None:
                     if headers is None:
                         return put(engine.shard, context.tenant, p, body)
-                    return self._put_tracked(p, ack_id, body)
+                    number, repeat = context.tenant.receipts.publish(context.tenant, p, ack_id or "")
+                    return (None if repeat else given_id(body)) or engine.shard.ids.uuid(number)
             full.room.wait((deadlines[full.id] - time.monotonic()) * 1000)
 
     def publish_many(self, key: str, bodies: list[Any]) -> Sequence[str]:
@@ -297,30 +275,6 @@ class Topics:
                 return subscription
         return None
 
-    def _put_tracked(self, p: Publish, ack_id: str | None, body: Any) -> str:
-        """Publish one message that waits for an ack (within a turn)."""
-        tenant = self.context.tenant
-        shard = self.context.engine.shard
-        first = tenant.dedup.find(scope_of(TOPICS, p.key), p.dedup_key, shard.wall_ms) if p.dedup_key else 0
-        if first:
-            tenant.dedup.duplicates += 1
-            return shard.ids.uuid(first)
-        way = tenant.way(tenant.exchange(TOPICS), p.key)
-        queues = tenant.queues_for(way, p.props)
-        if p.mandatory and not queues:
-            raise Unroutable(f"nobody subscribes to {p.key!r}", argument="topic")
-        for queue in queues:
-            if queue.settings.overflow.startswith("reject") and not queue.has_room_for(1, len(p.body)):
-                raise QueueFull(f"queue {queue.name!r} is full", argument="queue")
-        message = shard.message(
-            tenant, way, p.props, p.body, p.priority, p.expires_ms, PERSISTENT if p.persistent else 0
-        )
-        self._track(p.key, ack_id or self._default_ack_id(message), message)
-        shard.post(tenant, way, message, p.due_ms)
-        if p.dedup_key:
-            tenant.remember(TOPICS, p.key, p.dedup_key, message.id)
-        return given_id(body) or shard.ids.uuid(message.id)
-
     # Acknowledging
 
     def _check_enabled(self, argument: str) -> None:
@@ -329,78 +283,19 @@ class Topics:
 
     def _ack_headers(self, ack: str, ack_id: str | None, ack_timeout_ms: int | None) -> dict[str, object] | None:
         """The headers that make a message wait for an ack; None when it does not."""
-        if ack not in ("none", "required", "timeout"):
-            raise InvalidConfig(f"ack must be none, required or timeout, not {ack!r}", argument="ack")
-        if ack == "none":
-            if ack_id is not None or ack_timeout_ms is not None:
-                raise InvalidConfig("an ack id or timeout needs ack='required' or ack='timeout'", argument="ack")
+        if ack != "none":
+            self._check_enabled("ack")
+        timeout = check_ack(ack, ack_id, ack_timeout_ms, self.context.config.ack_timeout_ms)
+        if timeout is None:
             return None
-        self._check_enabled("ack")
-        if ack == "timeout" and ack_timeout_ms is None:
-            raise InvalidConfig("ack='timeout' needs ack_timeout_ms", argument="ack_timeout_ms")
-        timeout = self.context.config.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms
-        if type(timeout) is not int or not 1 <= timeout < 1 << 53:
-            raise InvalidConfig("ack_timeout_ms must be an int of at least 1", argument="ack_timeout_ms")
-        if ack_id is not None and not check_text(ack_id, "ack_id").strip():
-            raise InvalidArgument("an ack id is not blank (or none: it is made of the message's id)", argument="ack_id")
         return {ACK_ID_HEADER: ack_id or "", ACK_TIMEOUT_HEADER: timeout}
-
-    def _track(self, topic: str, ack_id: str, message: StoredMessage) -> None:
-        known = self._pending.get((topic, ack_id))
-        if known is not None and known.message.refs:
-            raise MessageAcknowledged(f"ack id {ack_id!r} is pending on {topic!r} already", argument="ack_id")
-        if len(self._pending) >= self._prune_at:
-            # ids whose messages no queue holds any more
-            self._pending = {place: p for place, p in self._pending.items() if p.message.refs}
-            self._prune_at = 64 + 2 * len(self._pending)
-        self._pending[topic, ack_id] = _Pending(message)
-
-    def hand_out(self, lease: Lease) -> bool:
-        """Settle a message that a subscriber takes, or start to wait for its ack (within a turn).
-
-        False when he must not have it: the lease has ended, or it would come once more although it was acknowledged.
-        """
-        if not lease.live:
-            return False
-        queue = lease.queue
-        stored = lease.entry.message
-        if (self._pending or lease.attempt > 1) and not stored.route.deaths:
-            ack_id = properties.header(stored.props, ACK_ID_HEADER)
-            if ack_id is not None:
-                place = stored.route.key, str(ack_id) or self._default_ack_id(stored)
-                pending = self._pending.get(place)
-                if pending is not None and pending.message is stored:
-                    pending.leases = [*pending.live(), lease]
-                    timeout: Any = properties.header(stored.props, ACK_TIMEOUT_HEADER)
-                    return queue.extend(lease, int(timeout))
-                if lease.attempt > 1:
-                    queue.ack(lease)
-                    return False
-        return queue.ack(lease)
-
-    def _default_ack_id(self, message: StoredMessage) -> str:
-        """The ack id of a message that was published without one: its id."""
-        return properties.message_id(message.props) or self.context.engine.shard.ids.uuid(message.public_id)
-
-    def _find(self, topic: str, ack_id: str) -> _Pending:
-        self._check_enabled("ack_id")
-        pending = self._pending.get((topic, check_text(ack_id, "ack_id")))
-        if pending is None or pending.message.refs == 0:
-            raise MessageNotAcked(f"no message with ack id {ack_id!r} waits on {topic!r}", argument="ack_id")
-        return pending
 
     def ack(self, topic: str, ack_id: str) -> None:
         """The message with this ack id is done: nobody gets it again (within a turn)."""
-        pending = self._find(topic, ack_id)
-        for lease in pending.live():
-            lease.queue.ack(lease)
-        del self._pending[topic, ack_id]
+        self._check_enabled("ack_id")
+        self.context.tenant.receipts.ack(topic, check_text(ack_id, "ack_id"))
 
     def nack(self, topic: str, ack_id: str) -> None:
         """Everybody who has the message with this ack id gets it again now (within a turn)."""
-        pending = self._find(topic, ack_id)
-        leases = pending.live()
-        if not leases:
-            raise MessageNotAcked(f"the message with ack id {ack_id!r} is not with a subscriber", argument="ack_id")
-        for lease in leases:
-            lease.queue.retry(lease, 0, "negative acknowledgement")
+        self._check_enabled("ack_id")
+        self.context.tenant.receipts.nack(topic, check_text(ack_id, "ack_id"))
