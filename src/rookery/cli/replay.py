@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,8 +113,8 @@ def _connection(at: Session) -> Any:
 
 def _source(at: Session, wanted: Any, root: Path, master: str) -> Any:
     from rookery.pipelines.builtin import replay as replays
-    from rookery.pipelines.spec import Engine
+    from rookery.pipelines.builtin.jobs import ENGINE
     from rookery.pipelines.worker import open_session
 
-    spark = open_session(Engine(master), root)
+    spark = open_session(replace(ENGINE, master=master), root)
     return replays.source(spark, wanted, root.absolute(), _broker(at))

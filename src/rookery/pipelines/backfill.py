@@ -64,7 +64,10 @@ def prepare(
     if "/" in made or made.startswith("."):
         raise InvalidArgument(f"{made!r} is no id", argument="id")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{made}.json").write_text(text)
+    # whole or not at all: a job that was killed is found again by its id
+    fresh = folder / f"{made}.new"
+    fresh.write_text(text)
+    fresh.replace(folder / f"{made}.json")
     return Backfill(made, begins, ends)
 
 
