@@ -1,14 +1,11 @@
-"""Built-in pipelines on Spark: events a second the lifecycle keeps up with, cost against history, replay.
+"""Built-in pipelines on Spark: events a second the lifecycle keeps up with, cost against history, replay, start.
 
-`bench/run lifecycle --what rate` lets events come at a rate in real time and shows, batch by batch, how long each took
-and how many waited behind it. `--what history` measures the same batch of new events behind 1, 10 and 100 times as much
-history. `--what replay` replays records of a stream of a real server. CPU is that of Spark's process.
+Events are those of messages that are published, delivered and acked, and now and then a snapshot, written down before
+anything is measured. CPU is that of Spark's process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import signal
@@ -16,53 +13,88 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import rookery
+from bench.asking import KEY, Server
+from bench.harness import start, table, title
+from bench.plots import Line, Plot, draw, put
 from rookery.pipelines.builtin import replay
+from rookery.pipelines.builtin.jobs import ENGINE
 from rookery.pipelines.builtin.lifecycle import Lifecycle
 from rookery.spark import session
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
 
-START_MS = 1_788_264_000_000
-QUEUES = 20
-CONF: dict[str, Any] = {"spark.sql.shuffle.partitions": 4, "spark.ui.enabled": False, "spark.driver.memory": "3g"}
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-_EVENT = """to_json(named_struct(
+PARTS = ("rate", "history", "replay", "start")
+TIMES = (1, 10, 100)
+START_MS = 1_788_264_000_000
+DAY_MS = 86_400_000
+QUEUES = 20
+PATIENCE_SEC = 300
+LINES_MAX = 12
+BATCH_MAX = 500_000
+CONF: dict[str, Any] = {**ENGINE.conf, "spark.ui.enabled": False, "spark.driver.memory": "3g"}
+BEGIN = "<!-- bench/run lifecycle --write puts its report between here -->"
+END = "<!-- and here -->"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "insights.md"
+PLOT = PAGE.parent / "img" / "lifecycle.svg"
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_EVENT = f"""to_json(named_struct(
   'event_id', concat('1-', id), 'schema_version', 1, 'tenant', 'acme', 'exchange', 'shop',
   'event_type', element_at(array('published', 'delivered', 'acked', 'snapshot'), cast(step + 1 AS INT)),
-  'event_time_ms', {start} + at + CASE step WHEN 0 THEN 0 WHEN 1 THEN waited ELSE waited + worked END,
-  'routing_key', concat('order.', message % 50), 'queue', CASE WHEN step > 0 THEN concat('q', message % {queues}) END,
+  'event_time_ms', at + CASE step WHEN 0 THEN 0 WHEN 1 THEN waited ELSE waited + worked END,
+  'routing_key', concat('order.', message % 50), 'queue', CASE WHEN step > 0 THEN concat('q', message % {QUEUES}) END,
   'message_id', concat('m', message), 'size_bytes', 200, 'delivery_count', CASE WHEN step > 0 THEN 1 ELSE 0 END,
   'weight', CASE WHEN step < 3 THEN 1 END, 'reached', CASE WHEN step = 0 THEN 1 END,
   'consumer', CASE WHEN step IN (1, 2) THEN concat('c', message % 8) END,
   'latency_ms', CASE step WHEN 1 THEN waited WHEN 2 THEN waited + worked END,
   'process_ms', CASE WHEN step = 2 THEN worked END,
   'changes', CASE WHEN step = 3 THEN map('published', 1L, 'acked', 1L) END))"""
+PIPELINE = """
+broker: {{endpoint: "{url}", token: {key}}}
+source: {{stream: from, startingOffsets: earliest}}
+transform: [{{sql: "SELECT value FROM {{input}}"}}]
+sink: {{stream: first}}
+engine: {{master: "{master}"}}
+"""
 
 
 class Bench:
-    """A session, and events as the stream has them: three of each message, and now and then a snapshot."""
+    """A session, and events in files."""
 
-    def __init__(self, master: str) -> None:
+    def __init__(self, master: str, folder: Path) -> None:
+        self.master = master
+        self.folder = folder
         self.spark = session(master, name="bench", **CONF)
         context: Any = self.spark.sparkContext
         self._pid = int(context._jvm.java.lang.ProcessHandle.current().pid())
 
-    def events(self, first: int, count: int, rate: float, start_ms: int = START_MS) -> Any:
-        """So many events from number `first` on, as they come at a rate."""
-        made = _EVENT.format(start=start_ms, queues=QUEUES)
-        numbered = self.spark.range(first, first + count, 1, 2).selectExpr(
+    def events(self, name: str, first: int, count: int, at: str, files: int = 2) -> list[str]:
+        """Write down so many events from number `first` on, `at` a moment each; the files, in order."""
+        numbered = self.spark.range(first, first + count, 1, files).selectExpr(
             "id",
             "CASE WHEN id % 1000 = 999 THEN 3 ELSE id % 3 END AS step",
             "id div 3 AS message",
-            f"cast((id div 3) * 3 * 1000 / {rate} AS BIGINT) AS at",
+            f"cast({at} AS BIGINT) AS at",
             "pmod(hash(id div 3), 300) AS waited",
             "pmod(hash(id div 3, 7), 80) AS worked",
         )
-        return numbered.selectExpr(f"cast({made} AS BINARY) AS value")
+        made = self.folder / "events" / name
+        numbered.selectExpr(f"cast({_EVENT} AS BINARY) AS value").write.parquet(str(made))
+        return sorted(map(str, made.glob("part-*.parquet")))
+
+    def read(self, files: list[str]) -> DataFrame:
+        return self.spark.read.schema("value BINARY").parquet(*files)
 
     def timed(self, work: Callable[[], object]) -> tuple[float, float]:
         """Seconds on the wall and on the CPU."""
@@ -70,120 +102,208 @@ class Bench:
         work()
         return time.perf_counter() - wall, self._cpu() - cpu
 
+    def batch(self, here: Lifecycle, files: list[str], number: int) -> tuple[float, float]:
+        def work() -> None:
+            here.take(self.read(files), "bench", number)
+            here.refresh(self.spark)
+
+        return self.timed(work)
+
     def _cpu(self) -> float:
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def rate(bench: Bench, folder: Path, wanted: float, seconds: float) -> None:
+class Report:
+    """What is told, and at the end put into the page."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self.plots: list[Plot] = []
+
+    def tell(self, heading: str, how: str, head: list[str], rows: list[list[str]]) -> None:
+        title(heading, how)
+        table(head, rows)
+        lines = ["| " + " | ".join(head) + " |", "|---:" * len(head) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
+        self._parts += [f"#### {heading}", " ".join(how.split()), "\n".join(lines)]
+
+    def write(self) -> None:
+        if self.plots:
+            PLOT.parent.mkdir(exist_ok=True)
+            PLOT.write_text(draw(self.plots))
+            self._parts.insert(0, "![Events that wait behind each batch](img/lifecycle.svg)")
+        put(PAGE, BEGIN, END, ["lifecycle"], self._parts)
+
+
+def rate(bench: Bench, report: Report, said: Namespace) -> None:
     """Events come at a rate; each batch takes what has come since the one before began."""
-    here = Lifecycle(str(folder))
-    done, number = 0, 0
-    print(f"{'s':>6} {'events':>9} {'wall s':>7} {'CPU s':>7} {'waiting':>9} {'events/CPU s':>13}")
+    each = said.rate // 3 * 3
+    # a second of events in each file
+    files = bench.events("rate", 0, each * said.seconds, f"{START_MS} + (id div 3) * 3 * 1000 / {each}", said.seconds)
+    here = Lifecycle(str(bench.folder / "rate"))
+    warm = bench.events("warm", 3 << 40, each, f"{START_MS} - 7200000 + id % 60000")
+    bench.batch(here, warm, 0)
+    done, wall, cpu = 0, 0.0, 0.0
+    rows: list[list[str]] = []
+    points: list[tuple[float, float]] = []
     began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        come = int((time.perf_counter() - began) * wanted)
-        if come - done < wanted:
-            time.sleep(1)
-            continue
-        count = min(come - done, 1_000_000)
-        frame = bench.events(done, count, wanted)
-
-        def batch(frame: Any = frame, number: int = number) -> None:
-            here.take(frame, "bench", number)
-            here.refresh(bench.spark)
-
-        wall, cpu = bench.timed(batch)
-        done += count
-        number += 1
-        now = time.perf_counter() - began
-        print(
-            f"{now:6.0f} {count:9,} {wall:7.1f} {cpu:7.1f} {int(now * wanted) - done:9,} {count / cpu:13,.0f}",
-            flush=True,
-        )
-
-
-def history(bench: Bench, folder: Path, count: int, rounds: int) -> None:
-    """The cost of the same new events behind more and more history."""
-    print(f"{'history':>12} {'wall s':>8} {'CPU s':>8}   of a batch of {count:,} events, the best of {rounds}")
-    day_ms = 86_400_000
-    for times in (1, 10, 100):
-        here = Lifecycle(str(folder / str(times)))
-        # so much in each of the days before, in batches of a day
-        for day in range(times):
-            frame = bench.events(day * count, count, count / 600, START_MS - (times - day) * day_ms)
-            here.take(frame, "bench", day)
-        here.refresh(bench.spark)
-        best: tuple[float, float] = (1e9, 1e9)
-        for again in range(rounds):
-            first = (times + again) * count
-            frame = bench.events(first, count, count / 60, START_MS - int(first * 60_000 / count) + again * 60_000)
-
-            def batch(frame: Any = frame, number: int = times + again, here: Lifecycle = here) -> None:
-                here.take(frame, "bench", number)
-                here.refresh(bench.spark)
-
-            best = min(best, bench.timed(batch), key=lambda pair: pair[1])
-        print(f"{times * count:12,} {best[0]:8.1f} {best[1]:8.1f}", flush=True)
-
-
-def replaying(bench: Bench, folder: Path, count: int) -> None:
-    """Records of a stream, chosen by Spark and published to another stream of a real server."""
-    words = ["serve", "--host", "127.0.0.1", "--http-port", "0", "--amqp-port", "off", "--line-port", "off"]
-    words += ["--mqtt-port", "off", "--api-key", "bench", "--data-dir", str(folder / "data"), "--events-rate", "0"]
-    log = folder / "log"
-    with log.open("w") as file:
-        server = subprocess.Popen([sys.executable, "-m", "rookery", *words], stderr=file)
-    try:
-        while '"listening"' not in log.read_text():
+    while done < len(files):
+        come = min(int(time.perf_counter() - began), len(files))
+        if come == done:
             time.sleep(0.1)
-        (line,) = (line for line in log.read_text().splitlines() if '"listening"' in line)
-        url = f"http://{json.loads(line)['http']}"
-        client = Client(Connection((url,), "bench"))
-        for name in ("from", "to"):
-            client._json("PUT", f"/api/v1/streams/{name}", b'{"partitions": 2}', "application/json")
-        broker = {"endpoint": url, "token": "bench"}
-        rows = bench.spark.range(count).selectExpr("rpad(cast(id AS STRING), 200, 'x') AS value")
-        rows.write.format("rookery").mode("append").options(**broker, stream="from").save()
-        folder_, found = replay.begin(folder, replay.Replay("bench", "stream", "from", "", "stream", "to"))
-        chosen = bench.timed(lambda: replay.choose(replay.source(bench.spark, found, folder, broker), found, folder_))
-        began = time.perf_counter()
-        replay.publish(found, folder_, Connection((url,), "bench"))
-        published = time.perf_counter() - began
-        print(f"choose  {count / chosen[0]:12,.0f} records/s   {count / chosen[1]:12,.0f} a CPU-second of Spark")
-        print(f"publish {count / published:12,.0f} records/s")
-        print(f"both    {count / (published + chosen[0]):12,.0f} records/s")
+            continue
+        taken = min(come - done, max(1, BATCH_MAX // each))
+        took, used = bench.batch(here, files[done : done + taken], len(rows) + 1)
+        done += taken
+        now = time.perf_counter() - began
+        wall, cpu = wall + took, cpu + used
+        waiting = (min(int(now), len(files)) - done) * each
+        points.append((now, float(waiting)))
+        rows.append([f"{now:.0f}", f"{taken * each:,}", f"{took:.1f}", f"{used:.1f}", f"{waiting:,}"])
+    step = -(-len(rows) // LINES_MAX)
+    shown = [row for number, row in enumerate(rows) if number % step == 0 or number == len(rows) - 1]
+    total = each * len(files)
+    report.tell(
+        f"{each:,} events a second",
+        f"""Events come for {len(files)} s; a batch takes what has come since the last began, {BATCH_MAX:,} at most,
+        into all tables. {len(rows)} batches on `{bench.master}`: {total / wall:,.0f} events a second of work,
+        {total / cpu:,.0f} a CPU-second.""",
+        ["s", "events", "batch s", "CPU s", "waiting after it"],
+        shown,
+    )
+    if len(points) > 1 and max(y for _, y in points) > 0:
+        report.plots.append(Plot("Events that wait behind each batch, by seconds", [Line(f"{each:,}/s", points)]))
+
+
+def history(bench: Bench, report: Report, said: Namespace) -> None:
+    """The cost of the same new events behind more and more history, which is so much in each of the days before."""
+    count = said.events // 3 * 3
+    rows = []
+    for times in TIMES:
+        here = Lifecycle(str(bench.folder / f"history-{times}"))
+        day = f"id div {count}"
+        moment = f"{START_MS} - ({times} - {day}) * {DAY_MS} + (id % {count}) * 600000 / {count}"
+        bench.batch(here, bench.events(f"history-{times}", 0, times * count, moment, max(2, times // 10)), 0)
+        costs = []
+        for again in range(said.rounds):
+            first = (times + again) * count
+            files = bench.events(f"new-{times}-{again}", first, count, f"{START_MS} + {again * 60_000} + id % 60000")
+            costs.append(bench.batch(here, files, again + 1))
+        best = min(costs, key=lambda pair: pair[1])
+        rows.append([f"{times * count:,}", f"{best[0]:.1f}", f"{best[1]:.1f}"])
+    report.tell(
+        "New events behind history",
+        f"{count:,} new events into all tables, the best of {said.rounds}.",
+        ["history", "batch s", "CPU s"],
+        rows,
+    )
+
+
+def replaying(bench: Bench, report: Report, said: Namespace) -> None:
+    """Records of a stream, chosen by Spark and published to another stream, and to a queue, of a real server."""
+    server = Server("--events-rate", "0")
+    rows = []
+    try:
+        url = f"http://127.0.0.1:{server.port}"
+        broker, connection = {"endpoint": url, "token": KEY}, Connection((url,), KEY)
+        with closing(Client(connection)) as client:
+            for name in ("from", "to-stream"):
+                client._json("PUT", f"/api/v1/streams/{name}", b'{"partitions": 2}', "application/json")
+            client._json("PUT", "/api/v1/queues/to-queue", b"{}", "application/json")
+        made = bench.spark.range(said.records).selectExpr("rpad(cast(id AS STRING), 200, 'x') AS value")
+        made.write.format("rookery").mode("append").options(**broker, stream="from").save()
+        targets: tuple[replay.Kind, ...] = ("stream", "queue")
+        for kind in targets:
+            folder, found = replay.begin(bench.folder, replay.Replay(kind, "stream", "from", "", kind, f"to-{kind}"))
+            source = replay.source(bench.spark, found, bench.folder, broker)
+            chosen, cpu = bench.timed(lambda f=found, d=folder, s=source: replay.choose(s, f, d))  # type: ignore[misc]
+            used, began = server.cpu_sec(), time.perf_counter()
+            done = replay.publish(found, folder, connection)
+            took = time.perf_counter() - began
+            assert done.rows_done == said.records
+            speeds = (said.records / chosen, said.records / took, said.records / (chosen + took))
+            per = (cpu, server.cpu_sec() - used)
+            rows.append([kind, *(f"{each:,.0f}" for each in speeds), *(f"{each:.1f}" for each in per)])
     finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.stop()
+    report.tell(
+        "Replay",
+        f"{said.records:,} records of 200 B of a stream, to a stream and to a queue. The aim is 100,000 a second.",
+        ["to", "chosen/s", "published/s", "both/s", "CPU s of Spark", "CPU s of the broker"],
+        rows,
+    )
+
+
+def starting(bench: Bench, report: Report, said: Namespace) -> None:
+    """From the command to the first row, with what Java keeps between two starts."""
+    server = Server("--events-rate", "0")
+    times = []
+    try:
+        url = f"http://127.0.0.1:{server.port}"
+        with closing(Client(Connection((url,), KEY))) as client:
+            client._json("PUT", "/api/v1/streams/from", b"{}", "application/json")
+            client.post("/api/v1/streams/from/publish", [{"message": "x"}])
+            file = bench.folder / "first.yaml"
+            file.write_text(PIPELINE.format(url=url, key=KEY, master=bench.master))
+            command = [sys.executable, "-m", "rookery", "pipelines", "run", str(file), "--root"]
+            environ = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1])}
+            for again in range(said.rounds + 1):
+                # a new root is a pipeline that has not read anything, with the classes of the one before
+                root = bench.folder / f"root-{again}"
+                root.mkdir()
+                (bench.folder / "classes").mkdir(exist_ok=True)
+                (root / "cache").symlink_to(bench.folder / "classes")
+                client._json("PUT", "/api/v1/streams/first", b"{}", "application/json")
+                began = time.perf_counter()
+                process = subprocess.Popen([*command, str(root)], env=environ, stdout=subprocess.DEVNULL)
+                while not _rows(client, "first") and process.poll() is None:
+                    assert time.perf_counter() - began < PATIENCE_SEC, "no row comes"
+                    time.sleep(0.02)
+                assert process.poll() is None, f"the pipeline ended with {process.returncode}"
+                times.append(time.perf_counter() - began)
+                process.send_signal(signal.SIGTERM)
+                process.wait(PATIENCE_SEC)
+                client._json("DELETE", "/api/v1/streams/first", None, "")
+    finally:
+        server.stop()
+    warm = sorted(times[1:])
+    report.tell(
+        "Start to the first row",
+        "From the command `rookery pipelines run` to the first row in the target stream. The aim is 10 s, warm.",
+        ["cold s", "warm s, median", "least"],
+        [[f"{times[0]:.1f}", f"{warm[len(warm) // 2]:.1f}", f"{warm[0]:.1f}"]],
+    )
+
+
+def _rows(client: Client, stream: str) -> int:
+    found = client.get(f"/api/v1/streams/{stream}")["partitions"]
+    return sum(int(row["end"]) for row in found)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--what", choices=("rate", "history", "replay"), nargs="*", default=["rate", "history", "replay"]
-    )
-    parser.add_argument("--rate", type=float, default=20_000)
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--events", type=int, default=20_000, help="of a batch in the measurement of history")
-    parser.add_argument("--records", type=int, default=1_000_000, help="to be replayed")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = ArgumentParser(prog="bench/run lifecycle")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--rate", type=int, default=20_000, help="events a second (20,000)")
+    parser.add_argument("--seconds", type=int, default=180, help="for which they come (180)")
+    parser.add_argument("--events", type=int, default=20_000, help="of a batch in the measurement of history (20,000)")
+    parser.add_argument("--records", type=int, default=1_000_000, help="to be replayed (1,000,000)")
     parser.add_argument("--master", default="local[2]")
-    said = parser.parse_args()
-    bench = Bench(said.master)
-    for what in said.what:
-        folder = Path(tempfile.mkdtemp(prefix="rookery-bench-"))
-        print(f"\n{what}")
-        try:
-            if what == "rate":
-                rate(bench, folder, said.rate, said.seconds)
-            elif what == "history":
-                history(bench, folder, said.events, said.rounds)
-            else:
-                replaying(bench, folder, said.records)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    bench.spark.stop()
+    parser.add_argument("--write", action="store_true", help=f"put tables and plot into {PAGE.name}")
+    said = start("lifecycle", parser)
+    folder, report = Path(tempfile.mkdtemp(prefix="rookery-bench-")), Report()
+    parts = {"rate": rate, "history": history, "replay": replaying, "start": starting}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bench = Bench(said.master, folder)
+            for name in said.only.split(","):
+                parts[name](bench, report, said)
+            bench.spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if said.write:
+        report.write()
 
 
 if __name__ == "__main__":
