@@ -88,6 +88,14 @@ def test_each_epoch_of_a_producer_happens_once(spark: SparkSession, world: World
     assert sorted(world.values("epochs")) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
 
 
+def test_without_exactly_once_rows_are_there_as_often_as_they_are_written(spark: SparkSession, world: World) -> None:
+    world.stream("at-once")
+    for _ in range(2):
+        write(rows(spark, 10), world, topic="at-once", exactlyOnce="false")
+    assert sorted(world.values("at-once")) == sorted(numbers(10) * 2)
+    assert staged(world) == []
+
+
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, world: World) -> None:
     world.stream("failed")
     bad = (

@@ -152,6 +152,16 @@ def test_a_sink_has_one_target_and_one_name() -> None:
         sink_options(ORDERS)
 
 
+def test_names_of_batches_are_for_those_that_happen_once() -> None:
+    found = sink_options({**HERE, "topic": "out", "exactlyOnce": "false", "onOversize": "DLQ"})
+    assert (found.exactly_once, found.oversize) == (False, "dlq")
+    for name, value in (("jobId", "j"), ("producerId", "p"), ("stagingTtlMs", "5000")):
+        with pytest.raises(InvalidArgument, match=f"{name} is of use with exactlyOnce only"):
+            sink_options({**HERE, "topic": "out", "exactlyOnce": "false", name: value})
+    with pytest.raises(InvalidArgument, match="onOversize must be fail or dlq, not 'skip'"):
+        sink_options({**HERE, "topic": "out", "onOversize": "skip"})
+
+
 def test_what_spark_hands_on_by_itself_is_no_option_of_ours() -> None:
     said = {"checkpointLocation": "/c", "queryName": "copy", "path": "/p"}
     assert sink_options({**HERE, **said, "topic": "out"}) == sink_options({**HERE, "topic": "out"})

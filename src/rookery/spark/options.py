@@ -70,6 +70,8 @@ SINK: Final = (
     "producerId",
     "jobId",
     "epoch",
+    "exactlyOnce",
+    "onOversize",
     "maxBatchBytes",
     "stagingTtlMs",
 )
@@ -119,6 +121,7 @@ ROWS_PER_TASK: Final = 200_000
 BATCH_ROWS: Final = 32_768
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 MODES: Final = ("auto", "broker", "segments")
+OVERSIZE: Final = ("fail", "dlq")
 BATCH_BYTES: Final = 4 << 20
 STAGING_MS: Final = 3_600_000
 TIMEOUT_MS: Final = 30_000
@@ -180,6 +183,8 @@ class SinkOptions:
     producer: str = ""
     job: str = ""
     epoch: int = 0
+    exactly_once: bool = True
+    oversize: str = "fail"
     batch_bytes: int = BATCH_BYTES
     staging_ms: int = STAGING_MS
 
@@ -335,12 +340,18 @@ def sink_options(said: Mapping[str, str]) -> SinkOptions:
     given.one_of("producerId", "jobId", needed=False)
     if given.has("epoch") and not given.has("producerId"):
         raise InvalidArgument("epoch is the number of a batch of producerId, which is missing", argument="epoch")
+    exactly_once = given.flag("exactlyOnce", True)
+    for name in ("producerId", "jobId", "epoch", "stagingTtlMs"):
+        if given.has(name) and not exactly_once:
+            raise InvalidArgument(f"{name} is of use with exactlyOnce only", argument=name)
     return SinkOptions(
         connection=_connection(given),
         target=next(((kind, given.text(kind)) for kind in kinds if given.has(kind)), ("", "")),
         producer=given.text("producerId"),
         job=given.text("jobId"),
         epoch=given.number("epoch", 0, 0, 1 << 53),
+        exactly_once=exactly_once,
+        oversize=given.choice("onOversize", OVERSIZE),
         batch_bytes=given.number("maxBatchBytes", BATCH_BYTES, 1 << 10, 1 << 30),
         staging_ms=given.number("stagingTtlMs", STAGING_MS, 1_000, 7 * 86_400_000),
     )

@@ -4,11 +4,15 @@ A task stages its rows in chunks, which nobody sees, under names of its own atte
 of the attempts that Spark chose, all in one step, under the query's id and the number of the micro-batch. The broker
 takes each number once: a batch that is run again after a crash adds nothing. Chunks of attempts that lost are dropped
 by that commit, and those that come after it are not kept.
+
+With `exactlyOnce=false` tasks commit each chunk themselves, at once: rows are seen earlier, and again when they are
+written again.
 """
 
 from __future__ import annotations
 
 import difflib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -31,7 +35,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, InvalidType, StreamNotFound
+from rookery.errors import (
+    ChunkNotFound,
+    ExchangeNotFound,
+    InvalidArgument,
+    InvalidType,
+    MessageTooLarge,
+    StaleEpoch,
+    StreamNotFound,
+)
 from rookery.spark.client import Client
 from rookery.spark.options import SinkOptions
 
@@ -58,6 +70,18 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
 TARGETS: Final = ("topic", "stream", "exchange", "queue")
 """Where rows go: one of these is an option, or a column that says it for each row."""
 
+LETTERS: Final = ".DLQ"
+"""What stands after the name of a target in that of the queue which has its rows that are too large."""
+
+SHOWN_BYTES: Final = 4_096
+"""How much of a row that is too large is kept."""
+
+SIZE_HEADER: Final = "x-oversize-bytes"
+AT_ONCE: Final = "spark-at-once"
+"""Under what name tasks of jobs commit with `exactlyOnce=false`: few names, since the broker keeps them for a while."""
+
+_KEPT: Final = ("message_id", "correlation_id", "content_type")
+
 
 @dataclass
 class Staged(WriterCommitMessage):
@@ -69,16 +93,22 @@ class Staged(WriterCommitMessage):
 
 
 class Stager:
-    """Stages the rows of one task, for an epoch of a producer."""
+    """Stages the rows of one task, for an epoch of a producer; with `exactlyOnce=false`, each chunk happens at once,
+    under epochs of a producer that only such tasks have.
+    """
 
     def __init__(self, options: SinkOptions, name: str, producer: str, epoch: int) -> None:
         self._options = options
         self._client = Client(options.connection)
         self._name = name
-        self._owner: dict[str, object] = {"producer": producer, "epoch": epoch, "wait_ms": options.staging_ms}
+        self._producer = producer
+        self._owner: dict[str, object] = {"wait_ms": options.staging_ms}
+        if options.exactly_once:
+            self._owner |= {"producer": producer, "epoch": epoch}
         self._kinds: dict[str, str] = {}
         self._waiting: dict[tuple[str, str], list[pa.RecordBatch]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
+        self._made = 0
         self.chunks: list[str] = []
         self.rows = 0
 
@@ -114,15 +144,48 @@ class Stager:
             yield (kind, name), rest.filter(pc.equal(column, name))
 
     def _stage(self, target: tuple[str, str]) -> None:
-        batches = self._waiting.pop(target)
         self._sizes.pop(target)
+        self._send(target, self._waiting.pop(target))
+
+    def _send(self, target: tuple[str, str], batches: list[pa.RecordBatch]) -> None:
+        """Stage rows, those that are too large elsewhere if that was asked for."""
+        try:
+            self._chunk(target, batches)
+        except MessageTooLarge:
+            if self._options.oversize == "fail":
+                raise
+            rows = sum(batch.num_rows for batch in batches)
+            if rows == 1:
+                self._chunk(("queue", target[1] + LETTERS), [shortened(batches[0])])
+                return
+            # one of them is, or all of them are too many for a request
+            table = pa.Table.from_batches(batches)
+            for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
+                self._send(target, half.to_batches())
+
+    def _chunk(self, target: tuple[str, str], batches: list[pa.RecordBatch]) -> None:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        name = f"{self._name}-{len(self.chunks)}"
+        self._made += 1
+        name = f"{self._name}-{self._made}"
         self.rows += self._post(*target, sink.getvalue().to_pybytes(), name)["rows"]
-        self.chunks.append(name)
+        if self._options.exactly_once:
+            self.chunks.append(name)
+        else:
+            self._commit_now(name)
+
+    def _commit_now(self, chunk: str) -> None:
+        """Let a chunk happen, under whichever epoch comes next: there may be others that write under the same name."""
+        path = _producer(self._producer)
+        epoch = time.time_ns()
+        while True:
+            try:
+                self._client.post(f"{path}/commit", {"epoch": epoch, "chunks": [chunk]})
+                return
+            except StaleEpoch:
+                epoch = max(time.time_ns(), self._client.get(path)["epoch"] + 1)
 
     def _post(self, kind: str, name: str, body: bytes, chunk: str) -> Any:
         """Stage a chunk; a topic is the stream of that name, or else the exchange."""
@@ -150,6 +213,17 @@ def pieces(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
     yield from pieces(rows.slice(half), most_bytes)
 
 
+def shortened(row: pa.RecordBatch) -> pa.RecordBatch:
+    """A row that is too large, as a dead letter: the beginning of its value, how large that was, and what it is."""
+    value = row.column("value").cast(pa.binary())
+    size = str(len(value[0].as_py())).encode()
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    columns = {name: row.column(name) for name in _KEPT if name in row.schema.names}
+    columns["value"] = pc.binary_slice(value, 0, SHOWN_BYTES)
+    columns["headers"] = pa.array([[{"key": SIZE_HEADER, "value": size}]], kind)
+    return pa.record_batch(columns)
+
+
 class _Writing:
     """What batch and stream writers have in common."""
 
@@ -164,6 +238,8 @@ class _Writing:
         assert task is not None, "rows are written by tasks"
         # no other attempt has this in its name, not even one of the same task that is thought dead
         attempt = f"{task.partitionId()}-{task.attemptNumber()}-{uuid.uuid4().hex}"
+        if not self._options.exactly_once:
+            producer = f"{producer}-{task.partitionId()}"
         with closing(Stager(self._options, f"{producer[:100]}-{epoch}-{attempt}", producer, epoch)) as stager:
             for batch in batches:
                 stager.add(batch)
@@ -171,9 +247,10 @@ class _Writing:
             return Staged(producer, stager.chunks, stager.rows)
 
     def _commit(self, producer: str, epoch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if not self._options.exactly_once:
+            return
         with closing(Client(self._options.connection)) as client:
-            path = f"/api/v1/producers/{quote(producer, safe='')}/commit"
-            client.post(path, {"epoch": epoch, "chunks": _chunks(messages)})
+            client.post(f"{_producer(producer)}/commit", {"epoch": epoch, "chunks": _chunks(messages)})
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         with closing(Client(self._options.connection)) as client:
@@ -213,7 +290,7 @@ class BatchSink(_Writing, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        self._job = options.job or options.producer or uuid.uuid4().hex
+        self._job = options.job or options.producer or (uuid.uuid4().hex if options.exactly_once else AT_ONCE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return self._staged(iterator, self._job, self._options.epoch)
@@ -249,6 +326,10 @@ def check_rows(options: SinkOptions, schema: StructType) -> None:
         raise InvalidArgument(f"the columns {' and '.join(targets)} exclude each other", argument=targets[1])
     if not targets and not named:
         raise InvalidArgument(f"one of {', '.join(TARGETS)} is needed, as an option or a column", argument="topic")
+
+
+def _producer(name: str) -> str:
+    return f"/api/v1/producers/{quote(name, safe='')}"
 
 
 def _path(kind: str, name: str) -> str:
