@@ -134,6 +134,20 @@ def test_a_wrong_message_refuses_the_batch(client: httpx.Client) -> None:
     assert claim(client, "q") == []
 
 
+def test_json_that_is_nested_too_deeply_is_refused_or_shown_as_text(client: httpx.Client) -> None:
+    deep = b"[" * 50_000 + b"]" * 50_000
+    said = b'{"message": ' + deep + b"}"
+    for path in ("messages", "publish"):
+        answer = client.post(f"{API}/queues/q/{path}", content=said, headers={"Content-Type": "application/json"})
+        refused(answer, 400, "body")
+    sent = client.post(f"{API}/queues/q/messages", content=deep, headers={"Content-Type": "application/x+json"})
+    ok(sent, 201)
+    assert claim(client, "q")[0]["message"] == deep.decode()
+    shallow: Any = [{"n": n} for n in range(2_000)]
+    publish(client, "q", shallow, shallow)
+    assert [row["message"] for row in claim(client, "q")] == [shallow, shallow]
+
+
 def test_a_batch_that_does_not_fit_is_refused_whole(client: httpx.Client) -> None:
     ok(client.put(f"{API}/queues/small", json={"length_max": 2, "overflow": "reject-publish"}), 201)
     refused(client.post(f"{API}/queues/small/messages", json=[{"message": n} for n in range(3)]), 429)

@@ -30,7 +30,7 @@ from rookery.wire.api_shapes import Item, Plain
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import decode_json
 from rookery.wire.http_trace import trace_of
-from rookery.wire.rest import KEY_MAX_BYTES, check_depth, may_be_deep, times
+from rookery.wire.rest import KEY_MAX_BYTES, times
 
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
@@ -135,7 +135,6 @@ def _body(item: Item) -> bytes:
         return from_base64(item.message_base64, "message_base64")
     if not raw:
         raise InvalidArgument("a message has message or message_base64", argument="message")
-    check_depth(raw)
     if item.content_type is not None and raw.startswith(b'"') and not is_json(item.content_type):
         return str(_decode(_any.decode, raw)).encode()
     return raw
@@ -215,7 +214,7 @@ def _json(body: bytes, now_ms: int, trace: Trace) -> Bodies:
         except (msgspec.DecodeError, RecursionError):
             plain = None
         if plain is not None:
-            _check(_any.decode, body)
+            _check_text(body)
             return Bodies([], [bytes(each.message) for each in _bounded(plain)])
     return _outgoing(_decode(_items.decode, body), now_ms, trace)
 
@@ -227,7 +226,7 @@ def _lines(body: bytes, now_ms: int, trace: Trace) -> Bodies:
         except (msgspec.DecodeError, RecursionError):
             plain = None
         if plain is not None:
-            _check(_any.decode_lines, body)
+            _check_text(body)
             return Bodies([], [bytes(each.message) for each in _bounded(plain)])
     return _outgoing(_decode(_item.decode_lines, body), now_ms, trace)
 
@@ -268,11 +267,9 @@ def check_props(props: bytes) -> None:
         _sound[props] = True
 
 
-def _check(decode: Callable[[bytes], Any], body: bytes) -> None:
-    """Refuse what was not looked into so far: bytes that are no UTF-8, and depths that few could read again."""
-    if may_be_deep(body):
-        _decode(decode, body)
-    elif not body.isascii():
+def _check_text(body: bytes) -> None:
+    """Refuse bytes that are no UTF-8: what is taken raw was not looked into so far."""
+    if not body.isascii():
         try:
             body.decode()
         except UnicodeDecodeError as error:
