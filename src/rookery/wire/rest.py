@@ -40,6 +40,9 @@ KEY_MAX_BYTES: Final = 255
 
 _ALL: Final = ".*"
 _JSON_PROPS: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
+_all_of: Final[Any] = msgspec.structs.astuple
+_UNSAID: Final[tuple[object, ...]] = _all_of(Sending(message=msgspec.Raw()))[1:]
+"""What a publisher says who sends nothing but a message, which is the first of the fields."""
 _skim: Final[Any] = msgspec.json.Decoder(msgspec.Raw).decode
 """Reads all of a JSON text and makes nothing of it. It refuses what is nested too deeply to be read, as every decoder
 here does, but does not look whether strings are UTF-8.
@@ -121,7 +124,8 @@ class Rest:
             last_id = shard.last_id
             number = apply(shard, tenant, [p])[0]
             return number, number <= last_id
-        check_numbers(p.priority, p.expires_ms, p.due_ms)
+        if p.priority or p.expires_ms or p.due_ms:
+            check_numbers(p.priority, p.expires_ms, p.due_ms)
         flags = PERSISTENT if p.persistent else 0
         message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, flags)
         if shard.post(tenant, way, message, p.due_ms) < 0:
@@ -230,6 +234,8 @@ def require(principal: Principal, action: str, name: str) -> None:
 def pack(said: Sending, exchange: str, key: str, now_ms: int) -> Publish:
     """What a publisher said, for the core."""
     body = bytes(said.message)
+    if _all_of(said)[1:] == _UNSAID:
+        return Publish(exchange, key, _JSON_PROPS, body)
     due_ms, expires_ms = times(said, now_ms)
     dedup_key = said.idempotency_key or ""
     if dedup_key and len(dedup_key.encode()) > KEY_MAX_BYTES:
