@@ -44,6 +44,34 @@ def test_a_connection_is_kept_and_answers_come_in_order(web: World) -> None:
     assert ids == [each["message_id"] for each in pulled]
 
 
+def test_heads_that_come_again_are_known(web: World) -> None:
+    """Also when two requests take turns, as pulls and acks do, and in a read with others or without its end."""
+    one = request("GET", "/health", X_Turn="one")
+    other = post("/api/v1/queues/turns/publish", {"message": 1}, X_Turn="other")
+    ending = request("GET", "/health", X_Turn="one", Connection="close")
+    find = web.face.heads.find
+    assert not find(one, 0)
+    with web.connect() as raw:
+        for _ in range(4):
+            for each, status in ((one, 200), (other, 201)):
+                raw.send(each)
+                assert raw.answer()[0] == status
+        raw.send(one + other + other + one[:20], one[20:] + other[:-3], other[-3:])
+        assert [raw.answer()[0] for _ in range(5)] == [200, 201, 201, 200, 201]
+    for _ in range(3):
+        with web.connect() as raw:
+            raw.send(ending)
+            assert raw.answer()[1]["connection"] == "close"
+    known = [find(each, 0) for each in (one, other, ending)]
+    assert [each and (each.url, each.body_bytes) for each in known] == [
+        (b"/health", 0),
+        (b"/api/v1/queues/turns/publish", len(b'{"message": 1}')),
+        None,
+    ]
+    assert find(one + other, len(one)) is known[1]
+    assert find(one[:-1], 0) is None
+
+
 def test_a_request_may_come_byte_by_byte_and_with_a_tail(web: World) -> None:
     one = post("/api/v1/queues/pieces/publish", {"message": {"n": 1}})
     with web.connect() as raw:

@@ -20,7 +20,7 @@ import httptools
 from mypy_extensions import i64
 
 from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render, write_head
-from rookery.wire.http_heads import HEAD_KNOWN_MAX_BYTES, Heads
+from rookery.wire.http_heads import HEAD_KNOWN_MAX_BYTES, Heads, Recent
 from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
 
 HEAD_MAX_BYTES: Final[i64] = 64 * 1024
@@ -126,7 +126,7 @@ class HttpConnection(Peer):
         self._parts: list[bytes] = []
         self._part_bytes: i64 = 0
         self._call: Call | None = None
-        self._last_head = b""
+        self._recent = Recent(face.heads)
         self._in_head = False
         self._head_bytes: i64 = 0
         self._fed_bytes: i64 = 0
@@ -246,12 +246,13 @@ class HttpConnection(Peer):
         """Take the requests that `data` begins with, as long as their heads are known and they are whole; how many of
         its bytes that were.
         """
-        heads = self.face.heads
         start: i64 = 0
         while True:
-            end = heads.find(data, start)
-            known = None if end < 0 else heads.get(data[start:end])
-            if known is None or end + known.body_bytes > len(data):
+            known = self._recent.find(data, start)
+            if known is None:
+                return start
+            end = start + len(known.text)
+            if end + known.body_bytes > len(data):
                 return start
             call = Call(self, self._seen_ms)
             call.head = known
@@ -287,13 +288,8 @@ class HttpConnection(Peer):
     def _learn(self, data: bytes, call: Call) -> None:
         """Know the head of this one request, if it is the second time that it came."""
         size: i64 = len(data) - len(call.body)
-        if size > HEAD_KNOWN_MAX_BYTES:
-            return
-        head = data[:size]
-        if head != self._last_head:
-            self._last_head = head
-        else:
-            self.face.heads.learn(head, call)
+        if size <= HEAD_KNOWN_MAX_BYTES:
+            self.face.heads.learn(data[:size], call)
 
     def _pass_on(self, data: bytes) -> None:
         """Hand bytes to the tunnel, or keep them until there is one."""
