@@ -26,6 +26,7 @@ HOT_MODULES: Final = (
     "rookery.core.events",
     "rookery.core.queue",
     "rookery.core.consumers",
+    "rookery.core.feeds",
     "rookery.core.topology",
     "rookery.core.dead_letters",
     "rookery.core.transactions",

@@ -5,13 +5,17 @@ protocol's consumer of a stream subscribes to the feed's queue, so credit, lease
 queue; what is settled makes room for the next records. The queue belongs to nobody else, holds few messages, and is
 gone with its consumer. A `Tap` is for whoever only reads. Records of sealed files are read by the owner of the shard,
 who hands them over later.
+
+A compiled module: a tap is on the way of every record that is pushed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64, mypyc_attr
 
 from rookery import properties
 from rookery.core.policy import QueueSettings
@@ -24,47 +28,51 @@ if TYPE_CHECKING:
     from rookery.core.shard import Shard
 
 OFFSET_HEADER: Final = "x-stream-offset"
-AHEAD: Final = 100
+AHEAD: Final[i64] = 100
 """How many records wait in a feed's queue beyond those that its consumer holds."""
 
-AHEAD_BYTES: Final = 1 << 20
-TAPPED: Final = 500
+AHEAD_BYTES: Final[i64] = 1 << 20
+TAPPED: Final[i64] = 500
 """How many records a tap takes in one turn."""
 
-SEALED: Final = 2_000
+SEALED: Final[i64] = 2_000
 
 ReadSealed = Callable[[str, int, int, Callable[[Sequence[bytes]], None]], None]
 """Reads records of a file from one offset up to another, and hands them over in a later turn."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Following(Follower):
     """Records of some partitions, from positions on, for whoever has room. `skipped` counts those that were gone."""
 
     def __init__(self, stream: Stream, positions: dict[int, int]) -> None:
         self.stream = stream
         self.positions = positions
-        self.skipped = 0
+        self.skipped: i64 = 0
         self.on_end: Callable[[str], None] | None = None
-        self._turn = 0
+        self._indexes = sorted(positions)
+        self._turn: i64 = 0
         self._reading = False
         self._closed = False
         for index in positions:
             stream.partition(index).followers.append(self)
         stream.tenant.shard.feeds.append(self)
 
-    def has_room(self, taken: int) -> bool:
+    def has_room(self, taken: i64) -> bool:
         """Whether one more record is wanted, after so many in this turn."""
         raise NotImplementedError
 
-    def take(self, index: int, offset: int, record: bytes) -> None:
+    def take(self, index: i64, offset: i64, record: bytes) -> None:
         """The next record of a partition."""
         raise NotImplementedError
 
-    def take_sealed(self, index: int, offset: int, records: Sequence[bytes]) -> None:
+    def take_sealed(self, index: i64, offset: i64, records: Sequence[bytes]) -> None:
         """The next records of a partition, from a file; there may be more of them than there is room for."""
-        for at, record in enumerate(records, offset):
+        at = offset
+        for record in records:
             self.positions[index] = at + 1
             self.take(index, at, record)
+            at += 1
 
     def shut(self) -> None:
         """There will be no more."""
@@ -81,23 +89,24 @@ class Following(Follower):
         """Take records over as long as there is room; within a turn, before queues are pumped."""
         if self._reading or self._closed:
             return
-        indexes = sorted(self.positions)
-        idle = 0
-        taken = 0
+        indexes = self._indexes
+        idle: i64 = 0
+        taken: i64 = 0
         while idle < len(indexes) and self.has_room(taken):
             self._turn += 1
             taken += 1
-            index = indexes[self._turn % len(indexes)]
+            index: i64 = indexes[self._turn % len(indexes)]
             idle = 0 if self._next(index, self.stream.partitions[index]) else idle + 1
             if self._reading:
                 return
 
-    def _next(self, index: int, partition: Partition) -> bool:
+    def _next(self, index: i64, partition: Partition) -> bool:
         """Take the next record of a partition; False when there is none."""
-        position = self.positions[index]
+        position: i64 = self.positions[index]
         if position < partition.first:
-            self.skipped += int(partition.first) - position
-            position = self.positions[index] = int(partition.first)
+            self.skipped += partition.first - position
+            position = partition.first
+            self.positions[index] = position
         if position >= partition.visible:
             return False
         if position < partition.tail:
@@ -107,17 +116,17 @@ class Following(Follower):
         self.take(index, position, partition.record(position))
         return True
 
-    def _read_sealed(self, index: int, partition: Partition, position: int) -> None:
+    def _read_sealed(self, index: i64, partition: Partition, position: i64) -> None:
         file = partition.file_of(position)
         read = self.stream.tenant.shard.read_sealed
         assert file is not None
         if read is None:
             # nobody can: what is sealed is passed over, and counted
-            self.skipped += int(partition.tail) - position
-            self.positions[index] = int(partition.tail)
+            self.skipped += partition.tail - position
+            self.positions[index] = partition.tail
             return
         self._reading = True
-        stop = min(position + SEALED, int(file.last) + 1)
+        stop: i64 = min(position + SEALED, file.last + 1)
 
         def arrived(records: Sequence[bytes]) -> None:
             self._reading = False
@@ -152,13 +161,17 @@ class Following(Follower):
         """Whether there is room, and the stream has something for it."""
         if self._reading or self._closed or not self.is_empty():
             return False
-        return any(position < self.stream.partitions[index].visible for index, position in self.positions.items())
+        for index, position in self.positions.items():
+            if position < self.stream.partitions[index].visible:
+                return True
+        return False
 
     def is_empty(self) -> bool:
         """Whether everything that was taken is used up."""
         raise NotImplementedError
 
 
+@final
 class Feed(Following):
     """Records as the messages of a queue, their offsets in a header."""
 
@@ -171,13 +184,13 @@ class Feed(Following):
         self.queue.owner = self
         super().__init__(stream, positions)
 
-    def has_room(self, taken: int) -> bool:
+    def has_room(self, taken: i64) -> bool:
         queue = self.queue
-        return max(taken, queue.ready) < AHEAD and queue.bytes - queue.leased_bytes < AHEAD_BYTES
+        return taken < AHEAD and queue.ready < AHEAD and queue.bytes - queue.leased_bytes < AHEAD_BYTES
 
-    def take(self, index: int, offset: int, record: bytes) -> None:
+    def take(self, index: i64, offset: i64, record: bytes) -> None:
         stored = self.stream.tenant.shard.message_of(record)
-        props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(offset)})
+        props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(int(offset))})
         self.queue.offer(Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0), 0)
 
     def is_empty(self) -> bool:
@@ -188,29 +201,37 @@ class Feed(Following):
         self.queue.deleted = True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tap(Following):
-    """Records as they are, handed to `taker(message, partition, offset)` unless it is `paused`."""
+    """Records as they are, handed over unless it is `paused`."""
 
-    def __init__(self, stream: Stream, positions: dict[int, int], taker: Callable[[Message, int, int], None]) -> None:
+    def __init__(self, stream: Stream, positions: dict[int, int]) -> None:
         self.paused = False
-        self._taker = taker
         # of a file, its records that there was no room for
-        self._left: deque[tuple[int, int, bytes]] = deque()
+        self._left: deque[tuple[i64, i64, bytes]] = deque()
         super().__init__(stream, positions)
 
-    def has_room(self, taken: int) -> bool:
+    def has_room(self, taken: i64) -> bool:
         return not self.paused and taken < TAPPED
 
-    def take(self, index: int, offset: int, record: bytes) -> None:
-        self._taker(self.stream.tenant.shard.message_of(record), index, offset)
+    def take(self, index: i64, offset: i64, record: bytes) -> None:
+        self.hand(self.stream.tenant.shard.message_of(record), index, offset)
 
-    def take_sealed(self, index: int, offset: int, records: Sequence[bytes]) -> None:
+    def hand(self, message: Message, index: i64, offset: i64) -> None:
+        """The next record of a partition, for whoever reads."""
+        raise NotImplementedError
+
+    def take_sealed(self, index: i64, offset: i64, records: Sequence[bytes]) -> None:
         self.positions[index] = offset + len(records)
-        self._left.extend((index, at, record) for at, record in enumerate(records, offset))
+        at = offset
+        for record in records:
+            self._left.append((index, at, record))
+            at += 1
 
     def fill(self) -> None:
         while self._left and not self.paused and not self._closed:
-            self.take(*self._left.popleft())
+            index, offset, record = self._left.popleft()
+            self.take(index, offset, record)
         if not self._left:
             super().fill()
 

@@ -40,7 +40,9 @@ class MessageWriter:
         self._props_json = b""
         self._is_json = False
         self._message_id = ""
-        # what all messages of one moment begin with
+        # what all records of a partition begin with, and all messages of one moment
+        self._partition: i64 = -1
+        self._place = b""
         self._entered_ms: i64 = -1
         self._attempt: i64 = 0
         self._begin = b""
@@ -81,7 +83,11 @@ class MessageWriter:
 
     def record(self, w: BytesWriter, message: Message, partition: i64, offset: i64) -> None:
         """A message of a stream."""
-        w.write(b'{"partition":%d,"offset":%d' % (int(partition), int(offset)))
+        if partition != self._partition:
+            self._partition = partition
+            self._place = b'{"partition":%d,"offset":' % int(partition)
+        w.write(self._place)
+        w.write(str(int(offset)).encode())
         self._rest(w, message)
 
     def _rest(self, w: BytesWriter, message: Message) -> None:

@@ -304,6 +304,18 @@ class QueueSource(Source):
             self._session.confirm_older(now_ms - CONFIRM_MS)
 
 
+@final
+class _RecordTaker(Tap):
+    """A tap that hands its records to a source at once."""
+
+    def __init__(self, source: StreamSource, stream: Stream, positions: dict[int, int]) -> None:
+        self._source = source
+        super().__init__(stream, positions)
+
+    def hand(self, message: Message, index: i64, offset: i64) -> None:
+        self._source.taken(message, index, offset)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StreamSource(Source):
     """Some partitions of a stream, each from an offset on. An id tells how far all of them were read.
@@ -338,11 +350,12 @@ class StreamSource(Source):
         self._open_tap()
 
     def _open_tap(self) -> None:
-        self._tap = Tap(self._stream, dict(self._positions), self._taken)
+        self._tap = _RecordTaker(self, self._stream, dict(self._positions))
         self._tap.on_end = self._ended
         self._heed()
 
-    def _taken(self, message: Message, index: int, offset: int) -> None:
+    def taken(self, message: Message, index: i64, offset: i64) -> None:
+        """The next record of a partition."""
         self._out += offset - self._seen[index]
         self._seen[index] = offset
         reader = self._reader
