@@ -786,3 +786,19 @@ def test_a_return_before_a_message_was_written_again_counts_no_more(site: Site) 
     world.retire(1)
     world = killed(site, world)
     assert [int(entry.attempts) for entry in world.queue().ready_entries()] == [2, 0]
+
+
+def test_keys_of_a_transient_queue_stay_gone_when_the_clock_is_set_back(site: Site) -> None:
+    world = site.start()
+    began_ms = world.wall_ms
+    world.queue("q", {"durable": False, "dedup_window_ms": 500})
+    assert world.publish_once("key", b"x")
+    world.write()
+    site.kill(world)
+    # the queue is gone, and the time of its key is over
+    world = site.start(wall_ms=began_ms + 1_000)
+    world.queue("q", {"dedup_window_ms": 500})
+    world.write()
+    site.kill(world)
+    world = site.start(wall_ms=began_ms)
+    assert world.publish_once("key", b"x")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rookery.core.dead_letters import move
+from rookery.core.entries import Entry
 from rookery.core.lines import EXPIRE_ENTRIES
 from rookery.core.policy import Policy
 from rookery.store.pager import SPILL_BYTES, JournalPager
@@ -491,3 +493,22 @@ def test_of_many_that_expire_at_once_none_is_handed_out(site: Site) -> None:
     assert queue.expired == count
     world.write()
     assert world.shard.memory_bytes == 0
+
+
+def test_all_are_moved_in_order_while_letters_come_back(site: Site) -> None:
+    world = start(site)
+    world.queue("target", {"length_max": 1, "overflow": "drop-head", "dead_letter_queue": "q"})
+    published = fill(world, 300)
+    for n in range(50):
+        published.append(b"%d, not written yet" % n)
+        world.publish(published[-1], persistent=n % 2 == 0)
+    seen: list[bytes] = []
+
+    def chosen(entry: Entry) -> bool:
+        seen.append(bytes(entry.message.body))
+        return True
+
+    assert move(world.tenant(), world.queue(), world.queue("target"), chosen=chosen) == len(published)
+    assert seen == published
+    assert drain(world, "target") == published[-1:]
+    assert drain(world) == published[:-1]

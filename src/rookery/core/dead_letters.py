@@ -7,7 +7,7 @@ queue that it has died in already, unless somebody rejected it on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i32, i64
@@ -164,6 +164,27 @@ def revive_to_topic(tenant: Tenant, message: Message, exchange: str) -> int:
     return tenant.shard.post(tenant, way, again, 0)
 
 
+def _in_turn(queue: Queue) -> Iterator[Entry]:
+    """The ready entries in order, each when its turn comes: what was done with those before it may have sent letters
+    here, which pushed it out, had it delivered, or had it paged out.
+    """
+    last = queue.seq
+    seen: set[int] = set()
+    found = queue.ready_entries()
+    at = 0
+    while at < len(found):
+        entry = found[at]
+        at += 1
+        if entry.seq > last or entry.seq in seen:
+            continue
+        if entry.state == READY or entry.state == PARKED:
+            seen.add(entry.seq)
+            yield entry
+        elif queue.lines.place_of(entry.seq):
+            found = queue.ready_entries()
+            at = 0
+
+
 def redrive(
     tenant: Tenant,
     queue: Queue,
@@ -182,14 +203,11 @@ def redrive(
     if target is not None:
         tenant.queue(target)
     done: list[tuple[Entry, str]] = []
-    for entry in queue.ready_entries():
+    for entry in _in_turn(queue):
         if limit and len(done) >= limit:
             break
         message = entry.message
         deaths = message.route.deaths
-        if entry.state != READY and entry.state != PARKED:
-            # a letter that came here meanwhile pushed it out, or had it delivered
-            continue
         if not message.flags & DEAD or (chosen is not None and not chosen(entry)):
             continue
         origin = tenant.queues.get(deaths[0].queue if target is None else target)
@@ -224,10 +242,10 @@ def move(
     if limit < 0:
         raise InvalidArgument("limit must not be negative", argument="limit")
     moved = 0
-    for entry in queue.ready_entries():
+    for entry in _in_turn(queue):
         if limit and moved >= limit:
             break
-        if (entry.state != READY and entry.state != PARKED) or (chosen is not None and not chosen(entry)):
+        if chosen is not None and not chosen(entry):
             continue
         message = entry.message
         if not target.has_room_for(1, len(message.body)):

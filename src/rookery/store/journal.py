@@ -22,6 +22,7 @@ from rookery.core.entries import DELAYED, LEASED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
+from rookery.core.topology import Tenant
 from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
 from rookery.store import changes, records
 from rookery.store.compression import packer
@@ -133,6 +134,8 @@ class Journal:
         self._held: list[int] = []
         self._carried_exits: dict[int, int] = {}
         self._forgotten: dict[tuple[str, str], int] = {}
+        # dedup keys whose time is over: the number of the last of each scope
+        self._passed: dict[tuple[str, str], int] = {}
         self.pager = JournalPager(self._read_written, self._flying, spill_directory)
 
     # Opening
@@ -207,6 +210,7 @@ class Journal:
             now = int(self.shard.wall_ms)
             if place is not None and until <= now:
                 place.dedup.hidden = True
+                self._passed[tenant, scope] = max(number, self._passed.get((tenant, scope), 0))
             elif place is not None:
                 # keys that were carried forward stand out of turn: which are too many is seen when all are known
                 place.dedup.keys_max = max(place.dedup.keys_max, len(place.dedup) + 1)
@@ -227,17 +231,22 @@ class Journal:
             tenant.dedup.hidden = hidden
             tenant.heed_limits()
             for scope, key, number, until in marks:
-                kind, _, name = scope.partition(":")
-                exists = (
-                    name in tenant.queues or name in tenant.streams if kind == "queue" else name in tenant.exchanges
-                )
-                floor = max(self._forgotten.get((tenant.name, scope), 0), self._forgotten.get((tenant.name, ""), 0))
-                if exists and number > floor:
-                    tenant.dedup.remember(scope, key, number, now, until - now)
-                elif number > floor:
-                    gone[tenant.name, scope] = None
+                if number > self._forgotten_up_to(tenant, scope):
+                    if _has_scope(tenant, scope):
+                        tenant.dedup.remember(scope, key, number, now, until - now)
+                    else:
+                        gone[tenant.name, scope] = None
+        for (name, scope), number in self._passed.items():
+            # were the clock set back, they would be known again
+            place = self.shard.tenants.get(name)
+            if place is not None and not _has_scope(place, scope) and number > self._forgotten_up_to(place, scope):
+                gone[name, scope] = None
         self._forgotten.clear()
+        self._passed.clear()
         return list(gone)
+
+    def _forgotten_up_to(self, tenant: Tenant, scope: str) -> int:
+        return max(self._forgotten.get((tenant.name, scope), 0), self._forgotten.get((tenant.name, ""), 0))
 
     # Writing
 
@@ -676,3 +685,9 @@ class _Retiring:
 
 
 __all__ = ["READ_BYTES", "SYNCS", "Journal"]
+
+
+def _has_scope(tenant: Tenant, scope: str) -> bool:
+    """Whether what a dedup key was used on is there."""
+    kind, _, name = scope.partition(":")
+    return name in tenant.queues or name in tenant.streams if kind == "queue" else name in tenant.exchanges
