@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import queue as waiting
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile, Stream
 from rookery.errors import NotFound, StoreDamaged
 from rookery.properties import Properties, encode
-from rookery.store import layout
+from rookery.store import history, layout
 from rookery.store.history import History
 from tests.contract.journal_world import FileSite, World
 
@@ -264,6 +265,64 @@ def test_small_files_are_merged_and_the_old_ones_go(keeper: Keeper) -> None:
     assert keeper.rows(0, 24) == expected
     keeper.restart()
     assert keeper.rows(0, 24) == expected
+
+
+def test_a_large_file_among_small_ones_is_not_merged_over(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MERGE_FILES", 3)
+    keeper.stream(seal_bytes=1 << 20)
+    # what is leased is not merged meanwhile
+    for n in range(7):
+        if n == 3:
+            body = random.Random(n).randbytes(700_000)
+            keeper.world.shard.publish(keeper.world.tenant(), "", "log", PROPS, body)
+            keeper.world.write()
+        else:
+            keeper.fill(2)
+        keeper.history.lease("spark", frozenset(file.path for file in keeper.partition.files))
+        keeper.seal()
+    expected = keeper.rows(0, 13)
+    keeper.history.release("spark")
+    for _ in range(4):
+        keeper.settle()
+    assert [(int(file.first), int(file.last)) for file in keeper.partition.files] == [(0, 5), (6, 6), (7, 12)]
+    assert keeper.rows(0, 13) == expected
+
+
+def test_only_neighbours_are_merged(keeper: Keeper) -> None:
+    """Whatever the sizes, the days and the leases: the files of a merge stand one behind the other."""
+    keeper.stream(seal_bytes=1 << 20)
+    most = 1 << 20
+    chosen = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        files = []
+        for n in range(rng.randint(1, 60)):
+            day = f"date=2023-11-{14 + n // rng.choice((15, 30)):02}"
+            size = rng.choice((most // 50,) * 12 + (most // 20,) * 6 + (most // 2 + 1, most))
+            row = {"path": f"{day}/{n}", "first": n, "last": n, "first_ms": 0, "last_ms": 0, "bytes": size}
+            files.append(SealedFile(row))
+        leased = {file.path for file in files if rng.random() < 0.05}
+        keeper.partition.files = files
+        run = keeper.history._mergeable(keeper.partition, leased)
+        if run:
+            chosen += 1
+            at = files.index(run[0])
+            assert run == files[at : at + len(run)]
+            assert not leased & {file.path for file in run}
+            assert sum(int(file.bytes) for file in run) <= most
+            assert len({file.path.partition("/")[0] for file in run}) == 1
+    assert chosen > 30
+
+
+def test_what_does_not_follow_is_not_merged(keeper: Keeper) -> None:
+    keeper.stream()
+    for _ in range(3):
+        keeper.fill(2)
+        keeper.seal()
+    first, _, third = [file.as_dict() for file in keeper.partition.files]
+    with pytest.raises(StoreDamaged, match="does not follow"):
+        sealing.merge(keeper.history.root, [first, third], os.getpid())
+    assert len(keeper.files()) == 3
 
 
 def test_what_is_planned_is_not_merged(keeper: Keeper) -> None:

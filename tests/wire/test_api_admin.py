@@ -431,4 +431,4 @@ def test_the_document_says_what_bodies_and_queries_may_be(web: World) -> None:
     staged = paths[f"{API}/streams/{{name}}/stage"]["post"]["requestBody"]["content"]
     assert set(staged) == {JSON, "application/x-ndjson", ARROW, "application/vnd.rookery+msgpack"}
     records = {row["name"] for row in paths[f"{API}/streams/{{name}}/records"]["get"]["parameters"]}
-    assert records == {"name", "partition", "from", "to", "limit", "columns", "routing_key", "wait", "positions"}
+    assert records == {"name", "partition", "from", "to", "limit", "columns", "routing_key", "wait", "positions", "id"}

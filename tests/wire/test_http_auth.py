@@ -151,7 +151,7 @@ def test_every_route_but_the_open_ones_needs_a_credential(web: World) -> None:
             assert wrong.status_code == (401 if security else 200), (method, path)
             if security and {} not in security:
                 assert missing.status_code == 401, (method, path)
-                query = "?queue=q&message_id=x&seconds=1&source=x&target=y"
+                query = "?queue=q&message_id=x&seconds=1&source=x&target=y&topic=t"
                 rightless = none.request(method, url + query, json=_fitting(method, path))
                 # these show everyone what is theirs
                 lists = ("queues", "exchanges", "streams", "bindings", "webhooks")
@@ -174,10 +174,13 @@ _BODIES: dict[str, dict[str, Any]] = {
     "post /api/v1/queues/{name}/redrive": {},
     "post /api/v1/queues/{name}/cuts": {"consumer": "c"},
     "post /api/v1/queues/{name}/cuts/{consumer}/ack": {"upto": 1},
+    "post /api/v1/receipts/settle": {"topic": "t", "ack_id": "a"},
+    "post /api/v1/kept/replay": {"topic": "t"},
     "post /api/v1/transactions": {"publish": [{"queue": "q", "message": 1}]},
     "put /api/v1/transactions/{id}": {},
     "post /api/v1/transactions/{id}/add": {},
     "patch /api/v1/streams/{name}": {},
+    "post /api/v1/streams/{name}/replay": {},
     "post /api/v1/streams/{name}/trim": {"offset": 0},
     "post /api/v1/streams/{name}/plan": {},
     "post /api/v1/plans/{plan}/renew": {},

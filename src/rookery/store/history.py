@@ -262,12 +262,13 @@ class History:
         total = 0
         for file in partition.files:
             day = file.path.rpartition("/")[0]
+            small = file.path not in leased and file.bytes * 2 <= most
             fits = run and run[-1].path.rpartition("/")[0] == day and total + file.bytes <= most
-            if not fits or file.path in leased:
+            if not small or not fits:
                 if len(run) >= MERGE_FILES:
                     return run
                 run, total = [], 0
-            if file.path not in leased and file.bytes * 2 <= most:
+            if small:
                 run.append(file)
                 total += int(file.bytes)
         return run if len(run) >= MERGE_FILES else []

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rookery.core.paging import PLACE_BITS
+from rookery.errors import StoreDamaged
 from rookery.store.arrow import batch_of, collect
 from rookery.store.columns import BYTES_MAX, ROWS_MAX
 from rookery.store.layout import TEMPORARY, file_name, file_path, partition_directory
@@ -149,6 +151,9 @@ def publish(temporary: Path, target: Path, owner: int) -> None:
 
 def merge(root: Path, files: list[dict[str, Any]], owner: int) -> dict[str, Any]:
     """Write one file of several that follow one another in one directory; what it is."""
+    for before, after in pairwise(files):
+        if after["first"] != before["last"] + 1:
+            raise StoreDamaged(f"{after['path']} does not follow {before['path']}", file=after["path"])
     first, last = files[0], files[-1]
     directory = (root / first["path"]).parent
     target = directory / file_name(first["first"], last["last"])

@@ -88,8 +88,7 @@ class Replays:
         """
         tenant = self._rest.tenant(call)
         queue = keeping.kept_in(tenant, topic)
-        if queue is not None:
-            call.principal.require("read", queue.name)
+        call.principal.require("read", keeping.name_of(topic) if queue is None else queue.name)
         if wants_packed(call):
             entries = keeping.recover(tenant, topic, min(limit or PACKED_MAX, PACKED_MAX))
             return packed_content([self._messages.pack(entry, int(entry.attempts)) for entry in entries])
@@ -101,8 +100,7 @@ class Replays:
         call.principal.require("write", TOPICS, kind="exchange")
         tenant = self._rest.tenant(call)
         queue = keeping.kept_in(tenant, body.topic)
-        if queue is not None:
-            call.principal.require("read", queue.name)
+        call.principal.require("read", keeping.name_of(body.topic) if queue is None else queue.name)
         count = keeping.replay(tenant, body.topic, body.limit)
         call.lasting()
         return ReplayedTopic(count)

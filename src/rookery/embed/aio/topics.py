@@ -65,6 +65,7 @@ class AsyncTopicSubscription:
 
     async def stats(self) -> dict[str, int]:
         """What was received and dropped, and how full the buffer is."""
+        self._context.check_open()
         queue = self._queue
         return {
             "received": self.received,

@@ -66,6 +66,7 @@ class TopicSubscription:
 
     def stats(self) -> dict[str, int]:
         """What was received and dropped, and how full the buffer is."""
+        self._context.check_open()
         queue = self._queue
         return {
             "received": self.received,
