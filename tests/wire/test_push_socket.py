@@ -214,6 +214,9 @@ def test_messages_can_be_published_and_come_back(web: World) -> None:
         found = reader.take(3)
         assert [each["message_id"] for each in found] == [each["message_id"] for each in answer["messages"]]
         assert [each["headers"] for each in found] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        plain = reader.ask("publish", messages=[{"message": n} for n in range(3)])
+        assert plain["count"] == 3
+        assert [each["message_id"] for each in reader.take(3)] == [each["message_id"] for each in plain["messages"]]
         first = reader.ask("publish", messages={"message": "one", "idempotency_key": "k"})
         again = reader.ask("publish", messages={"message": "one", "idempotency_key": "k"})
         assert again == {**first, "duplicate": True}

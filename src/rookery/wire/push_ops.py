@@ -17,7 +17,7 @@ from rookery.wire.api_shapes import Extended, ExtendMany, SettledAll, SettleMany
 from rookery.wire.api_streams import Streams
 from rookery.wire.http_call import Call
 from rookery.wire.http_errors import Error
-from rookery.wire.http_routes import Answer, decode_json
+from rookery.wire.http_routes import Answer, Content, decode_json
 from rookery.wire.push_sources import Source
 
 Ref = Annotated[str, msgspec.Meta(max_length=255)] | int
@@ -135,7 +135,8 @@ class Operations:
             self._source.set_credit(asked.credit)
             return Granted(asked.credit)
         if isinstance(asked, Publish):
-            return self._target.publish(call, bytes(asked.messages)).value
+            sent = self._target.publish(call, bytes(asked.messages)).value
+            return msgspec.Raw(sent.data) if isinstance(sent, Content) else sent
         queue = self._target.queue
         if not queue:
             raise InvalidArgument("records of a stream have no leases; ack says how far they were read", argument="op")
