@@ -203,7 +203,8 @@ def test_inspect_tells_what_runs(client: Celery, prefork: Worker, tmp_path: Path
     path = tmp_path / "held"
     result = client.send_task("hold", (str(path),), queue=prefork.name)
     eventually(lambda: lines(path))
-    (active,) = ask(client, prefork).active()[prefork.node]
+    # the child may have begun before its parent has heard of it
+    (active,) = eventually(lambda: ask(client, prefork).active()[prefork.node])
     release(path)
     assert (active["id"], active["name"]) == (result.id, "hold")
     assert active["delivery_info"]["routing_key"] == prefork.name
