@@ -113,7 +113,10 @@ def _how_compiled() -> str:
     """Which modules of the core run compiled, as they were loaded."""
     if not _compiled.compiled:
         return "UNCOMPILED: every module is interpreted"
+    # a benchmark of a server has no core in its own process
     core = {name: module for name, module in sys.modules.items() if name.startswith("rookery.core.")}
+    if not core:
+        return "compiled"
     plain = [name for name, module in core.items() if not str(module.__file__).endswith(tuple(EXTENSION_SUFFIXES))]
     named = ", ".join(sorted(name.removeprefix("rookery.core.") for name in plain))
     return f"compiled; of the core, {len(core) - len(plain)} modules are compiled, interpreted are: {named or 'none'}"

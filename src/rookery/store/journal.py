@@ -684,10 +684,10 @@ class _Retiring:
             journal._tidy_soon = True
 
 
-__all__ = ["READ_BYTES", "SYNCS", "Journal"]
-
-
 def _has_scope(tenant: Tenant, scope: str) -> bool:
     """Whether what a dedup key was used on is there."""
     kind, _, name = scope.partition(":")
     return name in tenant.queues or name in tenant.streams if kind == "queue" else name in tenant.exchanges
+
+
+__all__ = ["READ_BYTES", "SYNCS", "Journal"]
