@@ -24,13 +24,15 @@ from bench.sparking import HEAD, PAGE, Broker, Load, Meter, Report, drop
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 400_000
+ROWS = 2_000_000
 PLAIN_ROWS = 50_000
 BATCHES = 30
 PARTS = ("reads", "batches", "partitions", "lengths", "executors")
 PARTITIONS = (1, 2, 4, 8)
 LENGTHS = (1, 10, 100)
 NEWEST_SHARE = 40
+USUAL = "stream,partition,offset,timestamp,key,value,routing_key"
+"""The columns that most jobs want, and that Kafka's source has."""
 MASTERS = ("local[1]", "local[2]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]")
 
 
@@ -59,10 +61,14 @@ def reads(spark: SparkSession, broker: Broker, tail: str, sealed: str, rows: int
     def history(**options: str) -> DataFrame:
         return rookery.spark.history(spark, sealed, hold_sec=600, **broker.here, **options)
 
-    few = "count by routing key"
+    few, usual = "count by routing key", "7 columns → noop"
     return [
-        Load("tail, through the broker → noop", rows, lambda: drop(source(tail)), "≥ 0.9"),
-        Load("sealed, files read by tasks → noop", rows, lambda: drop(source(sealed)), "≥ 0.9"),
+        Load(f"ready batches, no broker, {usual}", rows, lambda: drop(ready(spark, rows))),
+        Load(f"tail, through the broker, {usual}", rows, lambda: drop(source(tail, columns=USUAL)), "≥ 0.9"),
+        Load(f"sealed, files read by tasks, {usual}", rows, lambda: drop(source(sealed, columns=USUAL))),
+        Load(f"Spark's own scan, {usual}", rows, lambda: drop(own().select(USUAL.split(",")))),
+        Load("tail, through the broker → noop", rows, lambda: drop(source(tail))),
+        Load("sealed, files read by tasks → noop", rows, lambda: drop(source(sealed))),
         Load("sealed, through the broker → noop", rows, lambda: drop(source(sealed, mode="broker"))),
         Load("history() → noop", rows, lambda: drop(history()), "≥ 0.9 of Spark's own"),
         Load("Spark's own scan → noop", rows, lambda: drop(own())),
@@ -73,6 +79,40 @@ def reads(spark: SparkSession, broker: Broker, tail: str, sealed: str, rows: int
         Load(f"Spark's own scan, {few}", rows, lambda: drop(own().groupBy("routing_key").count())),
         Load("a plain consumer, JSON pages → DataFrame → noop", few_rows, plain),
     ]
+
+
+def ready(spark: SparkSession, rows: int) -> DataFrame:
+    """A source of Python whose tasks hand over the same batch again and again: what none can undercut."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    columns, tasks, size = USUAL, 4, 10_000
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(tasks)]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            from bench.sparking import batch_of
+
+            made = batch_of(size).select(columns.split(","))
+            for at in range(0, rows // tasks, size):
+                yield made.slice(0, min(size, rows // tasks - at))
+
+    class Ready(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "ready"
+
+        def schema(self) -> Any:
+            from rookery.spark.schema import table_schema
+
+            return table_schema(columns.split(","))
+
+        def reader(self, schema: Any) -> Any:
+            return Reader()
+
+    spark.dataSource.register(Ready)
+    return spark.read.format("ready").load()
 
 
 def pages(broker: Broker, stream: str, rows: int) -> list[tuple[Any, ...]]:
@@ -259,8 +299,8 @@ def run(broker: Broker, rows: int, rounds: int, only: list[str], report: Report)
         report.tell(
             "Reading a stream",
             f"""{rows:,} records of {BODY_BYTES} B in 4 partitions, all columns unless said otherwise, on `local[2]`;
-            medians of {rounds} rounds after one to warm up. CPU of Spark is that of its JVM, its Python workers and the
-            driver; the broker is one process on the same machine. The plain consumer reads
+            medians of {rounds} rounds after three to warm up. CPU of Spark is that of its JVM, its Python workers and
+            the driver; the broker is one process on the same machine. The plain consumer reads
             {min(rows, PLAIN_ROWS):,}.""",
             HEAD,
             [load.row() for load in loads],
@@ -273,11 +313,11 @@ def run(broker: Broker, rows: int, rounds: int, only: list[str], report: Report)
             overhead(spark, broker, max(2, rounds // 2)),
         )
     if "partitions" in only:
-        shown, lines = scaling(spark, broker, meter, rows // 2, rounds)
+        shown, lines = scaling(spark, broker, meter, rows // 4, rounds)
         report.plots.append(Plot("M rows per CPU-second of Spark, by partitions (more is better)", lines))
         report.tell(
             "By partitions",
-            f"{rows // 2:,} records in so many partitions → noop, on `local[2]`; CPU-seconds are those of Spark.",
+            f"{rows // 4:,} records in so many partitions → noop, on `local[2]`; CPU-seconds are those of Spark.",
             ["partitions", "tail, M rows/s", "per CPU-s", "sealed, M rows/s", "per CPU-s "],
             shown,
         )

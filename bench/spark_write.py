@@ -137,8 +137,8 @@ def main() -> None:
     report.tell(
         "Writing to a stream",
         f"""{options.rows:,} rows of {BODY_BYTES} B in {TASKS} tasks on `local[2]`; the broker is one process with its
-        journal on disk, on the same two cores; medians of {options.rounds} rounds after one to warm up. CPU of Spark is
-        that of its JVM, its Python workers and the driver. The plain producer writes
+        journal on disk, on the same two cores; medians of {options.rounds} rounds after three to warm up. CPU of Spark
+        is that of its JVM, its Python workers and the driver. The plain producer writes
         {min(options.rows, PLAIN_ROWS):,}, each at least once.""",
         HEAD,
         [load.row() for load in found],

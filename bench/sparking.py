@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK = 20_000
+WARM_UP = 3
+"""Rounds before any counts: Java compiles what it runs often, and that is CPU, too."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "spark.md"
 END = "<!-- and here -->"
 HEAD = ["case", "M rows/s", "M rows / CPU-s of Spark", "rounds from, to", "of the broker", "aim"]
@@ -56,13 +58,33 @@ class Broker:
         return name
 
 
-def chunk_of(first: int, rows: int, partitions: int) -> bytes:
-    """Rows as an Arrow stream: half of each value is random, half is constant."""
+def values_of(rows: int) -> pa.Array:
+    """Values half of which is random, half constant."""
     noise = os.urandom(rows * BODY_BYTES // 4).hex()
     step = BODY_BYTES // 2
-    values = [(noise[i * step : i * step + step] + "x" * step).encode() for i in range(rows)]
+    return pa.array([(noise[i * step : i * step + step] + "x" * step).encode() for i in range(rows)], pa.binary())
+
+
+def batch_of(rows: int) -> pa.RecordBatch:
+    """Records as a stream has them, in the columns that Kafka's source has."""
     columns = {
-        "value": pa.array(values, pa.binary()),
+        "stream": pa.array(["orders"] * rows),
+        "partition": pa.array([0] * rows, pa.int32()),
+        "offset": pa.array(range(rows), pa.int64()),
+        "timestamp": pa.array(range(rows), pa.timestamp("us", tz="UTC")),
+        "key": pa.nulls(rows, pa.binary()),
+        "value": values_of(rows),
+        "routing_key": pa.array([f"orders.{i % 10}" for i in range(rows)]),
+    }
+    nullable = {"key", "routing_key"}
+    made = pa.record_batch(columns)
+    return made.cast(pa.schema([pa.field(each.name, each.type, each.name in nullable) for each in made.schema]))
+
+
+def chunk_of(first: int, rows: int, partitions: int) -> bytes:
+    """Rows as an Arrow stream."""
+    columns = {
+        "value": values_of(rows),
         "routing_key": pa.array([f"orders.{i % 10}" for i in range(first, first + rows)]),
         "partition": pa.array([i % partitions for i in range(first, first + rows)], pa.int32()),
         "content_type": pa.array(["application/json"] * rows),
@@ -113,8 +135,9 @@ class Meter:
         return tree_cpu_sec(self._server)
 
     def measure(self, loads: list[Load], rounds: int) -> None:
-        for load in loads:
-            load.run()
+        for _ in range(WARM_UP):
+            for load in loads:
+                load.run()
         for _ in range(rounds):
             for load in loads:
                 spark, served, began = self.spark_sec(), self.broker_sec(), time.perf_counter()
@@ -126,17 +149,26 @@ class Meter:
 
 def tree_cpu_sec(pid: int) -> float:
     """CPU time of a process and of all that it started, also of those that have ended and were waited for."""
-    total = 0
-    found = [pid]
-    for each in found:
+    while True:
+        seen = _processes()
+        found = [pid]
+        for each in found:
+            found += [child for child, (parent, _) in seen.items() if parent == each]
+        # who ends while one looks is counted by nobody, or twice
+        if seen.keys() == _processes().keys():
+            return sum(seen[each][1] for each in found if each in seen) / _TICKS
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """The parent and the ticks of every process."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            numbers = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:15]
-            for task in Path(f"/proc/{each}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        total += sum(map(int, numbers))
-    return total / _TICKS
+        found[int(folder.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
+    return found
 
 
 def drop(frame: DataFrame) -> None:

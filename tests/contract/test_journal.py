@@ -802,3 +802,22 @@ def test_keys_of_a_transient_queue_stay_gone_when_the_clock_is_set_back(site: Si
     site.kill(world)
     world = site.start(wall_ms=began_ms)
     assert world.publish_once("key", b"x")
+
+
+def test_a_key_used_again_is_over_with_its_latest_use(site: Site) -> None:
+    world = site.start()
+    began_ms = world.wall_ms
+    world.queue("q", {"dedup_window_ms": 500})
+    site.kill(world)
+    world = site.start(wall_ms=began_ms + 1_000)
+    assert world.publish_once("key", b"first")
+    world.write()
+    site.kill(world)
+    # the key is over; then the clock is set back, and it is used again
+    world = site.start(wall_ms=began_ms + 2_000)
+    world.pass_ms(-2_000)
+    assert world.publish_once("key", b"second")
+    world.write()
+    site.kill(world)
+    world = site.start(wall_ms=began_ms + 1_000)
+    assert world.publish_once("key", b"third")

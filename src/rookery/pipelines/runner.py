@@ -50,7 +50,7 @@ class Runner:
     ) -> None:
         self.job = job
         self.place = Place(root, job.name)
-        self._spark = spark
+        self.spark = spark
         self._once = once
         self._heard = heard or (lambda _: None)
         self._stopping = threading.Event()
@@ -88,7 +88,7 @@ class Runner:
                 self._tell("waiting", pause)
             except Exception as error:
                 self._failed(error)
-                if not alive(self._spark):
+                if not alive(self.spark):
                     raise EngineLost(f"{self.job.name}: Spark is gone: {self.status.error}") from error
                 self.status.restarts += 1
                 if self.status.restarts > restart.retries or isinstance(error, RookeryError):
@@ -100,7 +100,7 @@ class Runner:
 
     def _attempt(self, app: str) -> str:
         """One query from its start to its end: `finished` or `stopped`. Raises what it failed with."""
-        query = self.job.start(self._spark, self.place, app, once=self._once)
+        query = self.job.start(self.spark, self.place, app, once=self._once)
         self._tell("running")
         while not query.awaitTermination(POLL_SEC):  # type: ignore[arg-type]
             self._look(query)

@@ -1,4 +1,4 @@
-"""A process with one Spark session and the jobs that run in it, each in a thread of its own.
+"""A process with one Spark engine and the jobs that run in it, each in a thread and a session of its own.
 
 `rookery pipelines run` is such a process for one file; `up` starts one for each engine and watches over them. It ends
 when its jobs have ended, when it is told to (SIGTERM, SIGINT), or when whoever started it is gone.
@@ -80,10 +80,12 @@ class Worker:
         except Exception as error:  # noqa: BLE001  Java and Spark have many ways not to start
             self._no_engine(error)
             return LOST
-        self._runners = [Runner(job, self._root, spark, once=self._once, heard=self._heard) for job in self._jobs]
+        self._runners = [
+            Runner(job, self._root, _own(spark, job), once=self._once, heard=self._heard) for job in self._jobs
+        ]
         if self._stopping.is_set():
             self.stop()
-        threads = [threading.Thread(target=self._run, args=(runner, spark)) for runner in self._runners]
+        threads = [threading.Thread(target=self._run, args=(runner,)) for runner in self._runners]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -93,12 +95,16 @@ class Worker:
         if self._lost:
             # a session without its JVM cannot be stopped, and threads of py4j would keep the process
             return LOST
+        for runner in self._runners:
+            if _remote(runner.job):
+                # the others go with the engine
+                runner.spark.stop()
         spark.stop()
         return FAILED if any(runner.status.state == "failed" for runner in self._runners) else 0
 
-    def _run(self, runner: Runner, spark: SparkSession) -> None:
-        if not runner.job.engine.master.startswith("sc://"):
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", runner.job.name)
+    def _run(self, runner: Runner) -> None:
+        if not _remote(runner.job):
+            _enter(runner.spark, runner.job.name)
         try:
             runner.run()
         except EngineLost:
@@ -117,6 +123,28 @@ class Worker:
             Place(self._root, job.name).tell(status)
             if self._heard is not None:
                 self._heard(status)
+
+
+def _remote(job: Job) -> bool:
+    return job.engine.master.startswith("sc://")
+
+
+def _own(spark: SparkSession, job: Job) -> SparkSession:
+    """A session of the same engine for one job, because planning is not safe for several threads of one session."""
+    if not _remote(job):
+        return spark.newSession()
+    # a new session of Connect would not have the settings of this one; only Connect's class can be cloned
+    remote: Any = spark
+    own: SparkSession = remote.cloneSession()
+    return own
+
+
+def _enter(spark: SparkSession, pool: str) -> None:
+    """Let what this thread asks of Spark belong to its own session, and take its turns in a pool of its own."""
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+    # where Java looks a data source up by its name: the thread's session, else the first one, which may not know it yet
+    jvm: Any = spark._jvm
+    spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
 
 
 def find_job(text: str, root: str, endpoint: str = "", master: str = "") -> Job:

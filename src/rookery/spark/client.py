@@ -191,7 +191,7 @@ class Client:
         try:
             # pyarrow's errors of short data are OSErrors or ArrowInvalids, which are ValueErrors
             try:
-                yield from pa.ipc.open_stream(answer)
+                yield from pa.ipc.open_stream(_Body(answer))
             except pa.ArrowInvalid as error:
                 raise http.client.HTTPException(f"the stream ended early: {error}") from None
             if answer.read() or answer.length:
@@ -241,6 +241,20 @@ class Client:
 
     def release_plan(self, plan: str) -> None:
         self.delete(f"/api/v1/plans/{quote(plan, safe='')}")
+
+
+class _Body:
+    """The body of an answer as pyarrow reads it: straight into the memory that a batch then has."""
+
+    closed: Final = False
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self._answer = answer
+
+    def read(self, size: int) -> pa.Buffer:
+        made = pa.allocate_buffer(size)
+        found = self._answer.readinto(memoryview(made)) if size else 0
+        return made if found == size else made.slice(0, found)
 
 
 class _Busy(Exception):

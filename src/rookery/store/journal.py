@@ -209,6 +209,8 @@ class Journal:
             place = self.shard.tenants.get(tenant)
             now = int(self.shard.wall_ms)
             if place is not None and until <= now:
+                # also an earlier use, whose time need not be over: the clock may have been set back between them
+                place.dedup.forget(scope, key)
                 place.dedup.hidden = True
                 self._passed[tenant, scope] = max(number, self._passed.get((tenant, scope), 0))
             elif place is not None:
