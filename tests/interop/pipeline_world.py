@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def documents(world: World, stream: str) -> list[Any]:
         at = row["first"]
         while at < row["end"]:
             page = world.call("GET", f"/streams/{stream}/records?partition={row['partition']}&from={at}")
-            found += [record["value"] for record in page["records"]]
+            # without its content type JSON is shown as the text that it is
+            values = [record["value"] for record in page["records"]]
+            found += [json.loads(value) if isinstance(value, str) else value for value in values]
             at = page["next"]
     return found
