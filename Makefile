@@ -33,12 +33,12 @@ help:  ## this list
 serve: $(VENV)/.package  ## install what is missing and start the broker; ARGS="--help" shows its options
 	@exec $(BIN)/rookery serve $(ARGS)
 
-test: system lint test-compiled test-pure  ## everything: lint, all tests compiled, the quick ones again uncompiled
+test: system lint-and-package test-compiled test-pure  ## everything: lint, all tests compiled, the quick ones again uncompiled
 
 check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire and short simulation, uncompiled
 	$(call run-pure,$(call with-tests,$(QUICK)))
 
-test-long: system lint  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
+test-long: system lint-and-package  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
 	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test-compiled
 	@$(MAKE) --no-print-directory test-pure
 
@@ -58,6 +58,11 @@ lint: $(VENV)/.tools  ## format check, lint, types, import layers
 	$(BIN)/mypy --strict src build_backend
 	$(if $(wildcard tests),$(BIN)/mypy tests)
 	PYTHONPATH=src $(BIN)/lint-imports
+
+# The compiler is busy for minutes, on one core.
+lint-and-package: $(VENV)/.tools
+	@$(MAKE) --no-print-directory $(VENV)/.package & package=$$!; \
+		$(MAKE) --no-print-directory lint || { wait $$package; exit 1; }; wait $$package
 
 fmt: $(VENV)/.tools  ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
@@ -106,4 +111,4 @@ $(VENV)/.bench: $(VENV)/.package
 
 FORCE:
 
-.PHONY: help serve demo test check test-long test-compiled test-pure lint fmt bench system clean FORCE
+.PHONY: help serve demo test check test-long test-compiled test-pure lint lint-and-package fmt bench system clean FORCE

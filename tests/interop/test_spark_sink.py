@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.interop.server import serving
+from tests.interop.spark_gate import committing, gated
 from tests.interop.spark_world import KEY, World
 
 if TYPE_CHECKING:
@@ -242,3 +244,29 @@ def test_rows_of_a_batch_that_fails_are_seen_once_it_succeeds(
     flag.unlink()
     run(frame, world, tmp_path / "checkpoint", "mended")
     assert len(world.values("mended")) == len(set(world.values("mended"))) == 20
+
+
+def test_what_waited_too_long_for_its_commit_is_gone_and_the_batch_is_run_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "server").mkdir()
+    with gated(tmp_path / "server") as broker:
+        world = broker.world
+        world.stream("slow", 20)
+        world.stream("late")
+        stop = broker.gate.stop(committing(0), "request")
+        frame = copying(spark, world, "slow").selectExpr("value")
+        writer = frame.writeStream.format("rookery").options(**world.here, topic="late", stagingTtlMs=1_000)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query = writer.start()
+        stop.wait()
+        deadline = time.monotonic() + 60
+        while staged(world):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert world.values("late") == []
+        stop.release()
+        with pytest.raises(StreamingQueryException, match=r"no chunk .* \(any more\): nothing was committed"):
+            query.awaitTermination()
+        writer.start().awaitTermination()
+        assert len(world.values("late")) == 20

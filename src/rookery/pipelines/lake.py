@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
@@ -38,14 +38,29 @@ STAGE: Final = "_stage"
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
-def append(frame: DataFrame, table: str | Path, app: str, batch: int, *, partition_by: Sequence[str] = ()) -> bool:
-    """Add the rows of a batch; False when they are there already."""
+def append(
+    frame: DataFrame,
+    table: str | Path,
+    app: str,
+    batch: int,
+    *,
+    partition_by: Sequence[str] = (),
+    revised: Callable[[DataFrame], DataFrame | None] | None = None,
+) -> bool:
+    """Add the rows of a batch; False when they are there already.
+
+    Rows that were made once can be looked at before they count: `revised` may return others in their place.
+    """
     path = _directory(table)
     if batch <= last_batch(path, app):
         return False
     found = _open(path, frame, partition_by)
     with _Staging(path, app, batch) as stage:
         files = stage.write(frame, partition_by)
+        if files and revised is not None:
+            better = revised(stage.rows(frame))
+            if better is not None:
+                files = stage.write(better, partition_by)
         if files:
             _commit(found, [*map(stage.place, files)], app, batch)
     return True
@@ -158,13 +173,14 @@ def last_batch(table: str | Path, app: str) -> int:
 
 
 class StagedFile:
-    """A Parquet file that Spark wrote, with the values of its partition columns."""
+    """A Parquet file that Spark wrote below a folder, with the values of its partition columns."""
 
-    __slots__ = ("path", "rows", "stats", "values")
+    __slots__ = ("path", "relative", "rows", "stats", "values")
 
-    def __init__(self, path: Path, values: Slice) -> None:
+    def __init__(self, path: Path, folder: Path) -> None:
         self.path = path
-        self.values = values
+        self.relative = path.relative_to(folder)
+        self.values = _values(self.relative)
         self.rows, self.stats = file_stats(path)
 
 
@@ -174,7 +190,13 @@ class _Staging:
     def __init__(self, table: Path, app: str, batch: int) -> None:
         self._table = table
         self._mine = table / STAGE / hashlib.sha256(app.encode()).hexdigest()[:24]
-        self._folder = self._mine / f"{batch}-{uuid.uuid4().hex}"
+        self._attempt = self._mine / f"{batch}-{uuid.uuid4().hex}"
+        self._writes = 0
+
+    @property
+    def _folder(self) -> Path:
+        """Where the last writing went."""
+        return self._attempt / str(self._writes)
 
     def __enter__(self) -> Self:
         shutil.rmtree(self._mine, ignore_errors=True)
@@ -187,20 +209,24 @@ class _Staging:
         """Have the rows written; the files that have any."""
         frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         writer = frame.write.mode("overwrite").option("compression", "zstd")
+        self._writes += 1
         writer.partitionBy(*partition_by).parquet(str(self._folder))
-        files = [StagedFile(path, _values(path.relative_to(self._folder))) for path in _parquet_files(self._folder)]
+        files = [StagedFile(path, self._folder) for path in _parquet_files(self._folder)]
         return [file for file in files if file.rows]
+
+    def rows(self, frame: DataFrame) -> DataFrame:
+        """What was written last, which is `frame`."""
+        return frame.sparkSession.read.schema(frame.schema).parquet(str(self._folder)).select(*frame.columns)
 
     def place(self, file: StagedFile) -> Any:
         """Move a file to where it belongs in the table; what the commit has to say of it."""
         from deltalake.transaction import AddAction
 
-        relative = file.path.relative_to(self._folder)
-        target = self._table / relative
+        target = self._table / file.relative
         target.parent.mkdir(parents=True, exist_ok=True)
         file.path.replace(target)
         size, changed = target.stat().st_size, int(target.stat().st_mtime * 1000)
-        return AddAction(str(relative), size, dict(file.values), changed, True, file.stats)
+        return AddAction(str(file.relative), size, dict(file.values), changed, True, file.stats)
 
 
 def _parquet_files(folder: Path) -> list[Path]:

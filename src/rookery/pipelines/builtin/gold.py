@@ -7,7 +7,7 @@ the new events and of the slices they fall into, never of history. Each event co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,8 @@ GRAINS: Final = ("minute", "hour", "day")
 
 _FORMATS: Final = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd"}
 _PART: Final = "STRUCT<measure: STRING, ms: BIGINT, weight: BIGINT>"
+_WINDOW: Final = "_window"
+"""The smallest window that an event falls into."""
 
 
 @dataclass(frozen=True)
@@ -96,33 +98,61 @@ class Gold:
         return self._finished(self._joined(rows))
 
     def _told(self, events: DataFrame) -> DataFrame:
-        """What events add, in each grain, one row for a duration and one for the rest."""
+        """What events add, in each grain: numbers, what is not a number, and durations in rows of their own.
+
+        Each is added up over the smallest windows first, by itself and with few columns, so that Spark can do it by
+        hashing; windows are made of smaller ones when little is left.
+        """
         kinds = ", ".join(f"'{kind}'" for kind in self.kinds)
         chosen = events.where(f"event_type IN ({kinds}) AND ({self.where})")
         if self.each:
             chosen = chosen.selectExpr("*", f"explode({self.each}) AS each")
+        found = self._numbers(chosen)
+        if self.lasts or self.examples:
+            found = found.unionByName(self._texts(chosen), allowMissingColumns=True)
+        if self.durations:
+            found = found.unionByName(self._spread(chosen), allowMissingColumns=True)
         grains = ", ".join(f"'{grain}'" for grain in self.grains)
+        parts = "coalesce(parts, array()) AS parts" if self.durations else f"cast(array() AS ARRAY<{_PART}>) AS parts"
+        return found.selectExpr("*", f"explode(array({grains})) AS grain").selectExpr(
+            *self.keys, "grain", f"date_trunc(grain, {_WINDOW}) AS window_start", *self.plain, parts
+        )
+
+    def _grouped_by(self) -> list[str]:
+        """What events are added up by first, as expressions."""
+        smallest = min(self.grains, key=GRAINS.index)
+        window = f"date_trunc('{smallest}', timestamp_millis(event_time_ms)) AS {_WINDOW}"
+        return [*(f"{said} AS {name}" for name, said in self.keys.items()), window]
+
+    def _numbers(self, chosen: DataFrame) -> DataFrame:
         numbers = {**self.sums, **self.firsts, **self.mosts}
-        return chosen.selectExpr(
-            *(f"{said} AS {name}" for name, said in self.keys.items()),
-            *(f"cast({said} AS BIGINT) AS {name}" for name, said in numbers.items()),
+        said = [f"cast({said} AS BIGINT) AS {name}" for name, said in numbers.items()]
+        rows = chosen.selectExpr(*self._grouped_by(), *said)
+        return rows.groupBy(*self.keys, _WINDOW).agg(*self._joins(numbers))
+
+    def _texts(self, chosen: DataFrame) -> DataFrame:
+        rows = chosen.selectExpr(
+            *self._grouped_by(),
             *(f"{said} AS {name}" for name, said in self.lasts.items()),
             *(
                 f"array(named_struct('ms', event_time_ms, 'id', {said})) AS {name}"
                 for name, said in self.examples.items()
             ),
-            f"{self._spread()} AS parts",
-            "timestamp_millis(event_time_ms) AS time",
-            f"explode(array({grains})) AS grain",
-        ).selectExpr(*self.keys, "grain", "date_trunc(grain, time) AS window_start", *self.plain, "parts")
-
-    def _spread(self) -> str:
-        """The durations of an event as parts of histograms."""
-        parts = ", ".join(
-            f"named_struct('measure', '{name}', 'ms', {said}, 'weight', coalesce(weight, 1L))"
-            for name, said in self.durations.items()
         )
-        return f"filter(array({parts}), part -> part.ms IS NOT NULL)" if parts else f"cast(array() AS ARRAY<{_PART}>)"
+        names = (*self.lasts, *self.examples)
+        told = rows.where(" OR ".join(f"{name} IS NOT NULL" for name in names))
+        return told.groupBy(*self.keys, _WINDOW).agg(*self._joins(names))
+
+    def _spread(self, chosen: DataFrame) -> DataFrame:
+        """The durations of events as parts of histograms."""
+        from pyspark.sql import functions as f
+
+        pairs = ", ".join(f"'{name}', {said}" for name, said in self.durations.items())
+        stacked = f"stack({len(self.durations)}, {pairs}) AS (measure, ms)"
+        rows = chosen.selectExpr(*self._grouped_by(), "coalesce(weight, 1L) AS weight", stacked).where("ms IS NOT NULL")
+        summed = rows.groupBy(*self.keys, _WINDOW, "measure", "ms").agg(f.expr("sum(weight) AS weight"))
+        part = "named_struct('measure', measure, 'ms', ms, 'weight', weight)"
+        return summed.selectExpr(*self.keys, _WINDOW, f"array({part}) AS parts")
 
     def _known(self, old: DataFrame) -> DataFrame:
         """Rows of the table in the form that events have."""
@@ -138,7 +168,7 @@ class Gold:
         from pyspark.sql import functions as f
 
         if not self.durations:
-            found = rows.groupBy(*self.key).agg(*self._joins())
+            found = rows.groupBy(*self.key).agg(*self._joins(self.plain))
             return found if self.cap is None else self._capped(found, self.cap)
         # one row without a part has all that is not a duration, the others have nothing else
         split = rows.selectExpr(
@@ -150,13 +180,14 @@ class Gold:
             "part.weight AS weight",
             *(f"CASE WHEN part IS NULL THEN {name} END AS {name}" for name in self.plain),
         )
-        summed = split.groupBy(*self.key, "measure", "ms").agg(f.expr("sum(weight) AS weight"), *self._joins())
+        joins = self._joins(self.plain)
+        summed = split.groupBy(*self.key, "measure", "ms").agg(f.expr("sum(weight) AS weight"), *joins)
         pair = "named_struct('ms', ms, 'weight', weight)"
         arrays = [
             f.expr(f"sort_array(collect_list(CASE WHEN measure = '{name}' THEN {pair} END)) AS {name}")
             for name in self.durations
         ]
-        return summed.groupBy(*self.key).agg(*self._joins(), *arrays)
+        return summed.groupBy(*self.key).agg(*joins, *arrays)
 
     def _capped(self, rows: DataFrame, cap: Cap) -> DataFrame:
         """Rows with those of too many values as one."""
@@ -166,18 +197,17 @@ class Gold:
         named = rows.selectExpr("*", f"{place} > {cap.most} AND {cap.where} AS too_many").selectExpr(
             *(f"{shared.get(name, name)} AS {name}" for name in self.key), *self.plain
         )
-        return named.groupBy(*self.key).agg(*self._joins())
+        return named.groupBy(*self.key).agg(*self._joins(self.plain))
 
-    def _joins(self) -> list[Column]:
+    def _joins(self, names: Collection[str]) -> list[Column]:
+        """How these columns are joined."""
         from pyspark.sql import functions as f
 
-        said = [f"sum({name}) AS {name}" for name in self.sums]
-        said += [f"min({name}) AS {name}" for name in self.firsts]
-        said += [f"max({name}) AS {name}" for name in (*self.mosts, *self.lasts)]
-        said += [
-            f"slice(sort_array(flatten(collect_list({name}))), 1, {EXAMPLES_MAX}) AS {name}" for name in self.examples
-        ]
-        return [f.expr(text) for text in said]
+        said = {name: f"sum({name})" for name in self.sums}
+        said |= {name: f"min({name})" for name in self.firsts}
+        said |= {name: f"max({name})" for name in (*self.mosts, *self.lasts)}
+        said |= {name: f"slice(sort_array(flatten(collect_list({name}))), 1, {EXAMPLES_MAX})" for name in self.examples}
+        return [f.expr(f"{text} AS {name}") for name, text in said.items() if name in names]
 
     def _finished(self, rows: DataFrame) -> DataFrame:
         """With the columns that follow from the others, and the slice."""
@@ -195,7 +225,9 @@ class Gold:
 
 def seen(events: DataFrame) -> list[tuple[str, str]]:
     """The hours that events are of, as slices are named, and their kinds."""
-    named = events.selectExpr(
-        f"date_format(timestamp_millis(event_time_ms), '{_FORMATS['hour']}') AS hour", "event_type AS kind"
+    # few quarters of an hour are to be named, not each event's; zones differ by quarters
+    quarters = events.selectExpr("event_time_ms div 900000 AS quarter", "event_type AS kind").distinct()
+    named = quarters.selectExpr(
+        f"date_format(timestamp_millis(quarter * 900000), '{_FORMATS['hour']}') AS hour", "kind"
     )
     return sorted((row.hour, row.kind) for row in named.distinct().collect())

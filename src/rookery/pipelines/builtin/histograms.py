@@ -16,8 +16,9 @@ QUANTILES: Final = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 def bucket(value: str) -> str:
     """The bucket that a duration belongs to: its smallest value."""
-    shift = f"greatest(0, length(bin({value})) - {BITS})"
-    return f"shiftleft(shiftright({value}, {shift}), {shift})"
+    # how many bits there are is told by a text, which most values can do without
+    shift = f"(length(bin({value})) - {BITS})"
+    return f"CASE WHEN {value} < {1 << BITS} THEN {value} ELSE shiftleft(shiftright({value}, {shift}), {shift}) END"
 
 
 def total(histogram: str) -> str:

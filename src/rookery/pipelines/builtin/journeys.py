@@ -24,8 +24,8 @@ _MEASURES: Final = (
     ("first_delivered_ms", "min", "CASE WHEN event_type = 'delivered' THEN event_time_ms END"),
     ("settled_ms", "max", f"CASE WHEN event_type IN {WAYS_OUT!r} THEN event_time_ms END"),
     ("last_seen_ms", "max", "event_time_ms"),
-    ("deliveries", "sum", "CASE WHEN event_type = 'delivered' THEN 1 ELSE 0 END"),
-    ("failures", "sum", "CASE WHEN event_type IN ('retried', 'lapsed') THEN 1 ELSE 0 END"),
+    ("deliveries", "sum", "CASE WHEN event_type = 'delivered' THEN 1L ELSE 0L END"),
+    ("failures", "sum", "CASE WHEN event_type IN ('retried', 'lapsed') THEN 1L ELSE 0L END"),
     ("attempts", "max", "delivery_count"),
     ("process_ms", "sum", "CASE WHEN event_type IN ('acked', 'retried', 'lapsed', 'released') THEN process_ms END"),
     ("size_bytes", "max", "size_bytes"),
@@ -47,23 +47,25 @@ _LAST: Final = (
 
 
 def fragments(events: DataFrame) -> DataFrame:
-    """What some events tell of journeys, one row for each."""
-    chosen = [f"{kind}({said}) AS {name}" for name, kind, said in _MEASURES]
-    chosen += [f"max({said}) AS {name}" for name, said in _LAST]
+    """What each of some events tells of its journey."""
     steps = events.where(f"event_type IN {STEPS!r} AND queue IS NOT NULL AND message_id IS NOT NULL")
-    return _grouped(steps, chosen)
+    return steps.selectExpr(
+        *KEY,
+        *(
+            f"cast({said} AS BIGINT) AS {name}" if kind == "sum" else f"{said} AS {name}"
+            for name, kind, said in _MEASURES
+        ),
+        *(f"{said} AS {name}" for name, said in _LAST),
+    )
 
 
 def joined(*parts: DataFrame) -> DataFrame:
     """Fragments of the same journeys as one row for each."""
-    rows = reduce(lambda left, right: left.unionByName(right), parts)
-    chosen = [f"{kind}({name}) AS {name}" for name, kind, _ in _MEASURES]
-    return _grouped(rows, chosen + [f"max({name}) AS {name}" for name, _ in _LAST])
-
-
-def _grouped(rows: DataFrame, chosen: list[str]) -> DataFrame:
     from pyspark.sql import functions as f
 
+    rows = reduce(lambda left, right: left.unionByName(right), parts)
+    chosen = [f"{kind}({name}) AS {name}" for name, kind, _ in _MEASURES]
+    chosen += [f"max({name}) AS {name}" for name, _ in _LAST]
     return rows.groupBy(*KEY).agg(*map(f.expr, chosen))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from rookery.pipelines import lake
 from rookery.pipelines.builtin import changes, events, gold, journeys
@@ -46,16 +46,20 @@ class Lifecycle:
         bronze = self.path(BRONZE)
         if batch <= lake.last_batch(bronze, app):
             return
-        found = events.parsed(records).persist()
-        try:
-            span = found.selectExpr("min(event_time_ms) AS first", "max(event_time_ms) AS last").collect()[0]
-            known = None
-            if span.first is not None and lake.exists(bronze):
-                where = f"event_time_ms >= {span.first} AND event_time_ms <= {span.last}"
-                known = lake.read(records.sparkSession, bronze, where=where)
-            lake.append(events.once(found, known), bronze, app, batch, partition_by=("date",))
-        finally:
-            found.unpersist()
+        found = events.parsed(records)
+        lake.append(found, bronze, app, batch, partition_by=("date",), revised=self._without_repeats)
+
+    def _without_repeats(self, found: DataFrame) -> DataFrame | None:
+        """Events without those that are there twice or already; None when there are none of these, as is usual."""
+        bronze = self.path(BRONZE)
+        span = found.selectExpr("min(event_time_ms) AS first", "max(event_time_ms) AS last").collect()[0]
+        where = f"event_time_ms >= {span.first} AND event_time_ms <= {span.last}"
+        known = lake.read(found.sparkSession, bronze, where=where)
+        ids = found.select("event_id").unionByName(known.select("event_id"))
+        # numbers are counted faster than texts, and two texts with one number do no harm
+        if not ids.selectExpr("xxhash64(event_id) AS id").groupBy("id").count().where("count > 1").take(1):
+            return None
+        return events.once(found, known)
 
     def refresh(self, spark: SparkSession) -> int:
         """Bring all other tables up to bronze; the version of bronze that they have then, -1 without any."""
@@ -66,10 +70,10 @@ class Lifecycle:
         tables = gold_tables(self.sla)
         starts = {table.name: lake.last_batch(self.path(table.name), APP) for table in tables}
         for start in sorted({each for each in starts.values() if each < stop}):
-            with Added(spark, bronze, start, stop) as added:
-                for table in tables:
-                    if starts[table.name] == start:
-                        self._gold(spark, table, added)
+            added = Added(spark, bronze, start, stop)
+            for table in tables:
+                if starts[table.name] == start:
+                    self._gold(spark, table, added)
         self._journeys(spark, stop)
         return stop
 
@@ -93,8 +97,7 @@ class Lifecycle:
         ahead = lake.last_batch(self.path(JOURNEYS), APP)
         for upto in (ahead, stop):
             if start < upto:
-                with Added(spark, self.path(BRONZE), start, upto) as added:
-                    self._settle(spark, added)
+                self._settle(spark, Added(spark, self.path(BRONZE), start, upto))
                 start = upto
 
     def _settle(self, spark: SparkSession, added: Added) -> None:
@@ -141,7 +144,11 @@ class Lifecycle:
 
 
 class Added:
-    """The events that were added to bronze after version `start`, up to `stop`, kept at hand while it is entered."""
+    """The events that were added to bronze after version `start`, up to `stop`.
+
+    They are read from their files as often as they are wanted, each time only the columns that are: keeping them at
+    hand would cost more.
+    """
 
     def __init__(self, spark: SparkSession, bronze: Path, start: int, stop: int) -> None:
         self._bronze = bronze
@@ -149,13 +156,6 @@ class Added:
         self.files = changes.added(bronze, start, stop)
         self.events = measured(changes.rows(spark, bronze, self.files))
         self._seen: list[tuple[str, str]] | None = None
-
-    def __enter__(self) -> Self:
-        self.events = self.events.persist()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.events.unpersist()
 
     def seen(self) -> list[tuple[str, str]]:
         """The hours and kinds of these events."""
