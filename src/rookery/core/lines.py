@@ -194,12 +194,19 @@ class Lines:
         line: list[Entry | None] = []
         while paged.count and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
             page = paged.front()
-            entry = self._read(page, page.head)
-            line.append(entry)
-            if timing.expiry_of(entry):
-                timing.index_expiry(entry)
-            loaded += len(entry.message.body) + 200
-            paged.drop_first()
+            at = page.head
+            end: i64 = len(page.seqs)
+            n: i64 = 0
+            while at < end and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
+                if page.places[at]:
+                    entry = self._read(page, at)
+                    line.append(entry)
+                    if timing.expiry_of(entry):
+                        timing.index_expiry(entry)
+                    loaded += len(entry.message.body) + 200
+                    n += 1
+                at += 1
+            paged.drop_run(page, at, n)
         level.line = line
         level.head = 0
 

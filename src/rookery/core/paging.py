@@ -155,6 +155,12 @@ class Paged:
         self.count -= 1
         self._skip_holes()
 
+    def drop_run(self, page: Page, head: i64, n: i64) -> None:
+        """The first `n` entries, those of the first page before `head`, were read back."""
+        page.head = head
+        self.count -= n
+        self._skip_holes()
+
     def take_out(self, page: Page, at: i64) -> None:
         """An entry went out of turn."""
         page.places[at] = 0

@@ -33,8 +33,8 @@ SETTINGS: Final = "builtin.yaml"
 EVENTS: Final = "rookery.events"
 BATCH_ROWS: Final = 500_000
 ENGINE: Final = Engine(conf={"spark.sql.shuffle.partitions": "4", "spark.sql.codegen.cache.maxEntries": "1000"})
-"""Their tables are small: many tasks would cost more than they bring. What Spark has compiled for a batch is good for the
-next one, if it is kept: all tables together need more than the hundred that are kept otherwise.
+"""Their tables are small: many tasks would cost more than they bring. What Spark has compiled for a batch serves the
+next one, if it is kept: all tables together need more than the hundred plans that are kept otherwise.
 """
 
 KEYS: Final = ("ROOKERY_API_KEY", "API_KEY")
