@@ -12,6 +12,7 @@ import functools
 import json
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ PUBLISHED = 100_000
 BACKLOG_BYTES = 1_000
 CHURN_S = 8.0
 PAUSE_SEGMENT_BYTES = 4 << 20
+PAIRS = 5
+PAIR_COUNT = 500_000
 SHOWN = ("publish", "recovery", "backlog", "pauses")
 
 
@@ -204,14 +207,26 @@ def show_recovery(count: int) -> None:
     )
 
 
+def pair_of_drains(count: int) -> tuple[dict[str, float], dict[str, float]]:
+    """A drain from disk, and one from memory."""
+    directory = tempfile.mkdtemp(prefix="rookery-bench-")
+    try:
+        part("fill", directory, str(count), str(BACKLOG_BYTES))
+        found = part("drain", directory)
+    finally:
+        shutil.rmtree(directory)
+    return found, part("memory", str(count), str(BACKLOG_BYTES))
+
+
 def show_backlog(count: int) -> None:
     title(
         "Backlog",
         f"""{count:,} messages of {BACKLOG_BYTES:,} B in one queue with the default settings, every body an object of
         its own: filled with publish_many of 500, opened again, and drained by two consumers with claims of 500 (one
         works while the other waits for the disk), each step in a process of its own.
-        In memory: filled and drained in one process without a journal, at most 500,000 messages. The aims
-        are for 5 million.""",
+        The rates against memory are medians of {PAIRS} pairs that took turns, {min(count, PAIR_COUNT):,} messages each:
+        filled, opened and drained from disk; filled and drained in one process without a journal. The aims are for
+        5 million.""",
     )
     directory = tempfile.mkdtemp(prefix="rookery-bench-")
     try:
@@ -221,9 +236,11 @@ def show_backlog(count: int) -> None:
         assert recovered["ready"] == drained["taken"] == count
     finally:
         shutil.rmtree(directory)
-    memory = part("memory", str(min(count, 500_000)), str(BACKLOG_BYTES))
-    ratio = drained["rate"] / memory["rate"]
-    cpu_ratio = memory["cpu_us"] / drained["cpu_us"]
+    pairs = [pair_of_drains(min(count, PAIR_COUNT)) for _ in range(PAIRS)]
+    disk, memory = (statistics.median(each["rate"] for each in side) for side in zip(*pairs, strict=True))
+    ratios = sorted(mine["rate"] / other["rate"] for mine, other in pairs)
+    cpu_ratio = statistics.median(other["cpu_us"] / mine["cpu_us"] for mine, other in pairs)
+    spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     table(
         ["", "measured", "aim"],
         [
@@ -233,8 +250,9 @@ def show_backlog(count: int) -> None:
             ["fill, messages/s", f"{count / filled['wall_s']:,.0f}", ""],
             ["recovery, s", f"{recovered['wall_s']:.2f} (CPU {recovered['cpu_s']:.2f})", "≤ 20"],
             ["drain, messages/s", f"{drained['rate']:,.0f}", ""],
-            ["drain in memory, messages/s", f"{memory['rate']:,.0f}", ""],
-            ["drain against in memory, wall", f"{ratio:.2f}", "≥ 0.5"],
+            ["drain in pairs, messages/s", f"{disk:,.0f}", ""],
+            ["drain in memory, messages/s", f"{memory:,.0f}", ""],
+            ["drain against in memory, wall", spread, "≥ 0.5"],
             ["drain against in memory, CPU", f"{cpu_ratio:.2f}", ""],
         ],
     )
