@@ -157,7 +157,8 @@ def choose(frame: DataFrame, replay: Replay, folder: Folder) -> Replay:
         return replay
     shutil.rmtree(folder.rows, ignore_errors=True)
     frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    chosen(frame, replay).write.option("compression", "lz4").parquet(str(folder.rows))
+    # Java and Arrow do not agree on how large pages are compressed with lz4
+    chosen(frame, replay).write.option("compression", "snappy").parquet(str(folder.rows))
     replay.rows = sum(pq.read_metadata(file).num_rows for file in folder.files())
     folder.save(replay)
     return replay
