@@ -32,9 +32,10 @@ def committing(batch: int) -> str:
     return rf'^POST /api/v1/producers/\S+/commit .*"epoch": {batch}\b'
 
 
-def reading(offset: int) -> str:
-    """Requests for records that begin within a hundred of an offset."""
-    return rf"^GET /api/v1/streams/\S+/records\?\S*from={offset // 100 or ''}\d{{1,2}}&"
+def reading(offset: int, count: int) -> str:
+    """Requests for records that begin at one of so many offsets."""
+    offsets = "|".join(map(str, range(offset, offset + count)))
+    return rf"^GET /api/v1/streams/\S+/records\?\S*from=(?:{offsets})&"
 
 
 class Stop:

@@ -119,7 +119,11 @@ def test_the_broker_is_killed(
 ) -> None:
     stops = []
     for point, batch in kills:
-        pattern = {"read": reading(batch * BATCH // 2), "stage": staging(batch), "commit": committing(batch)}
+        pattern = {
+            "read": reading(batch * BATCH // 2, BATCH // 2),
+            "stage": staging(batch),
+            "commit": committing(batch),
+        }
         stops.append(
             broker.gate.stop(pattern[point.partition(",")[0]], "answer" if "unanswered" in point else "request")
         )
