@@ -808,6 +808,7 @@ def test_a_key_used_again_is_over_with_its_latest_use(site: Site) -> None:
     world = site.start()
     began_ms = world.wall_ms
     world.queue("q", {"dedup_window_ms": 500})
+    world.write()
     site.kill(world)
     world = site.start(wall_ms=began_ms + 1_000)
     assert world.publish_once("key", b"first")
