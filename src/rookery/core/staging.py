@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from mypy_extensions import i64
+
 from rookery import properties
 from rookery.core.stream import Partition, Stream, StreamSettings
 from rookery.errors import ChunkNotFound, InvalidArgument, LimitExceeded, MessageTooLarge, StaleEpoch
@@ -37,7 +39,7 @@ EPOCH_MS: Final = 30 * 86_400_000
 """How long the last epoch of a producer is remembered."""
 
 PRODUCERS_MAX: Final = 100_000
-SLICE_ROWS: Final = 200
+SLICE_ROWS: Final = 1_000
 """How many rows of a commit to an exchange are enqueued in one turn."""
 
 
@@ -51,8 +53,6 @@ NOBODY: Final = ("", -1)
 
 class Row:
     """One message to be staged, for a partition of the stream if that is not negative."""
-
-    __slots__ = ("body", "expires_ms", "key", "partition", "priority", "props")
 
     def __init__(
         self, key: str, props: bytes, body: bytes, priority: int = 0, expires_ms: int = 0, partition: int = -1
@@ -160,33 +160,43 @@ class Staging:
             if row.partition >= 0 and target is not None:
                 target.partition(row.partition)
         chunk = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms) + wait_ms, owner)
-        parts: dict[int, Partition] = {}
-        routes: dict[str, Route] = {}
-        loose = -1
-        for row in rows:
-            route = routes.get(row.key)
-            if route is None:
-                route = routes[row.key] = Route(exchange, row.key)
-            number = self._shard.new_id()
-            message = Message(route, row.props, row.body, number, row.priority, row.expires_ms, PERSISTENT)
-            index = -1
-            if target is not None:
-                index = row.partition if row.partition >= 0 else int(target.keyed(message))
-                if index < 0:
-                    if loose < 0:
-                        loose = int(target.next_in_turn())
-                    index = loose
-            part = parts.get(index)
-            if part is None:
-                part = parts[index] = self._new_part(tenant)
-                chunk.parts.append((index, part))
-            part.append(message)
-            chunk.bytes += len(row.body) + len(row.props)
-        chunk.rows = len(rows)
+        self._fill(chunk, target, rows)
         self.chunks[(tenant.name, id)] = chunk
         self._shard.log.change("chunk", tenant.name, chunk.as_dict())
         self._shard.streams_due_ms = min(int(self._shard.streams_due_ms), int(self._shard.mono_ms) + 1_000)
         return chunk
+
+    def _fill(self, chunk: Chunk, target: Stream | None, rows: Sequence[Row]) -> None:
+        """Write the rows down, each in the part for its partition."""
+        shard = self._shard
+        parts: dict[int, Partition] = {}
+        routes: dict[str, Route] = {}
+        loose: i64 = -1
+        size: i64 = 0
+        for row in rows:
+            route = routes.get(row.key)
+            if route is None:
+                route = Route(chunk.exchange, row.key)
+                routes[row.key] = route
+            message = Message(route, row.props, row.body, shard.new_id(), row.priority, row.expires_ms, PERSISTENT)
+            index: i64 = -1
+            if target is not None:
+                index = row.partition
+                if index < 0:
+                    index = target.keyed(message)
+                if index < 0:
+                    if loose < 0:
+                        loose = target.next_in_turn()
+                    index = loose
+            part = parts.get(int(index))
+            if part is None:
+                part = self._new_part(chunk.tenant)
+                parts[int(index)] = part
+                chunk.parts.append((int(index), part))
+            part.append(message)
+            size += len(row.body) + len(row.props)
+        chunk.rows = len(rows)
+        chunk.bytes = int(size)
 
     def _has_happened(self, tenant: Tenant, owner: tuple[str, int]) -> bool:
         """Whether an epoch was the last to be committed; an older one is refused."""

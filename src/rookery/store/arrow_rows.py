@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -101,9 +100,14 @@ def _header_lists(column: pa.ChunkedArray) -> list[dict[str, object]]:
         raise _no_headers()
     for chunk in column.chunks:
         names, values = _pairs(chunk)
-        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_pylist()
-        pairs = zip(names, values, strict=True)
-        rows += [dict(islice(pairs, length)) for length in lengths]
+        lengths: list[int] = pc.fill_null(pc.list_value_length(chunk), 0).to_pylist()
+        at = 0
+        for length in lengths:
+            headers: dict[str, object] = {}
+            for i in range(at, at + length):
+                headers[names[i]] = values[i]
+            rows.append(headers)
+            at += length
     return rows
 
 
@@ -164,29 +168,29 @@ def _check_targets(columns: dict[str, list[Any]], names: Mapping[str, str]) -> N
 
 
 def _rows(columns: dict[str, list[Any]], count: int, key: str, now_ms: int, is_for_stream: bool) -> list[Row]:
-    values = columns["value"]
-    if set(columns) == {"value"}:
+    values: list[bytes] = columns["value"]
+    if len(columns) == 1:
         return [Row(key, _PLAIN, value) for value in values]
     _check_numbers(columns, is_for_stream)
     absent: list[Any] = [None] * count
-    keys, partitions, priorities, delays, expirations = (
-        columns.get(name, absent) for name in ("routing_key", "partition", "priority", "delay_ms", "expiration_ms")
-    )
-    rows = []
-    for i, props in enumerate(_property_lists(columns, count, now_ms)):
-        own, partition, expiration = keys[i], partitions[i], expirations[i]
-        if own is not None and len(own) * 4 > KEY_MAX_BYTES and len(own.encode()) > KEY_MAX_BYTES:
+    keys: list[str | None] = columns.get("routing_key", absent)
+    partitions: list[int | None] = columns.get("partition", absent)
+    priorities: list[int | None] = columns.get("priority", absent)
+    delays: list[int | None] = columns.get("delay_ms", absent)
+    expirations: list[int | None] = columns.get("expiration_ms", absent)
+    encoder = _Encoder(columns, absent)
+    rows: list[Row] = []
+    for i in range(count):
+        own = keys[i]
+        if own is None:
+            own = key
+        elif len(own) * 4 > KEY_MAX_BYTES and len(own.encode()) > KEY_MAX_BYTES:
             raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
-        rows.append(
-            Row(
-                key if own is None else own,
-                props,
-                values[i],
-                priorities[i] or 0,
-                now_ms + (delays[i] or 0) + expiration if expiration else 0,
-                -1 if partition is None else partition,
-            )
-        )
+        partition, expiration, priority = partitions[i], expirations[i], priorities[i] or 0
+        due_ms = now_ms + (delays[i] or 0)
+        expires_ms = due_ms + expiration if expiration else 0
+        props = encoder.props(i, due_ms if delays[i] else 0, priority)
+        rows.append(Row(own, props, values[i], priority, expires_ms, -1 if partition is None else partition))
     return rows
 
 
@@ -198,28 +202,39 @@ def _check_numbers(columns: dict[str, list[Any]], is_for_stream: bool) -> None:
             raise InvalidArgument(f"{name} must not be negative", argument=name)
 
 
-def _property_lists(columns: dict[str, list[Any]], count: int, now_ms: int) -> Iterator[bytes]:
-    """The encoded properties of each row."""
-    absent: list[Any] = [None] * count
-    names = ("headers", "key", "delay_ms", "priority", "timestamp", "content_type", "correlation_id", "message_id")
-    # one object for all of them: making it costs more than encoding it
-    made = Properties(delivery_mode=2)
-    for said, key, delay_ms, priority, stamp, content_type, correlation_id, message_id in zip(
-        *(columns.get(name, absent) for name in names), strict=True
-    ):
-        headers: dict[str, object] = said or {}
-        if key is not None:
-            headers[KEY_HEADER] = _text(key)
-        if delay_ms:
-            headers[DUE_HEADER] = now_ms + delay_ms
+class _Encoder:
+    """Encodes the properties of rows."""
+
+    def __init__(self, columns: dict[str, list[Any]], absent: list[Any]) -> None:
+        self._headers: list[dict[str, object] | None] = columns.get("headers", absent)
+        self._keys: list[bytes | None] = columns.get("key", absent)
+        self._stamps: list[int | None] = columns.get("timestamp", absent)
+        self._content_types: list[str | None] = columns.get("content_type", absent)
+        self._correlation_ids: list[str | None] = columns.get("correlation_id", absent)
+        self._message_ids: list[str | None] = columns.get("message_id", absent)
+        # one object for all of them: making it costs more than encoding it
+        self._made = Properties(delivery_mode=2)
+
+    def props(self, i: int, due_ms: int, priority: int) -> bytes:
+        """The property list of a row, due at a time unless that is 0."""
+        headers = self._headers[i]
+        key = self._keys[i]
+        if key is not None or due_ms:
+            headers = headers or {}
+            if key is not None:
+                headers[KEY_HEADER] = _text(key)
+            if due_ms:
+                headers[DUE_HEADER] = due_ms
+        stamp = self._stamps[i]
+        made = self._made
         made.headers = headers or None
-        made.content_type = content_type
-        made.correlation_id = correlation_id
-        made.message_id = message_id
-        made.priority = priority if priority and 0 < priority < 256 else None
+        made.content_type = self._content_types[i]
+        made.correlation_id = self._correlation_ids[i]
+        made.message_id = self._message_ids[i]
+        made.priority = priority if 0 < priority < 256 else None
         made.timestamp = None if stamp is None or stamp < 0 else Timestamp(stamp // 1000)
         try:
-            yield properties.encode(made)
+            return properties.encode(made)
         except InvalidArgument as error:
             if error.argument not in COLUMNS:
                 error.argument = "headers"
