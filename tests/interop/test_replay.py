@@ -44,12 +44,14 @@ def chosen(root: Path, wanted: replay.Replay, rows: int = ROWS) -> tuple[replay.
             {
                 "value": pa.array([b"m%d" % n for n in numbers], pa.binary()),
                 "key": pa.array([None for _ in numbers], pa.binary()),
-                "headers": pa.array([[{"key": "x-replay-id", "value": b"r"}] for _ in numbers], pa.list_(HEADER)),
+                "headers": pa.array([[{"key": "kind", "value": b"%d" % (n % 2)}] for n in numbers], pa.list_(HEADER)),
                 "routing_key": pa.array([f"k.{n % 3}" for n in numbers], pa.string()),
                 "timestamp": pa.array([datetime(2026, 9, 1, tzinfo=UTC)] * len(numbers), pa.timestamp("us", "UTC")),
                 "message_id": pa.array([f"id-{n}" for n in numbers], pa.string()),
                 "correlation_id": pa.array([None for _ in numbers], pa.string()),
                 "content_type": pa.array(["text/plain" for _ in numbers], pa.string()),
+                "original_partition": pa.array([part for _ in numbers], pa.int32()),
+                "original_offset": pa.array(numbers, pa.int64()),
             }
         )
         pq.write_table(table, folder.rows / f"part-{part:05}-x.parquet", row_group_size=77)
@@ -99,7 +101,13 @@ def test_a_replay_that_dies_at_any_moment_goes_on(world: World, connection: Conn
     claimed = world.call("POST", "/queues/again/claim", {"max": 1_000})["deliveries"]
     assert Counter(row["message"] for row in claimed) == Counter(f"m{n}" for n in range(ROWS))
     assert [row["message_id"] for row in claimed] == [f"id-{n}" for n in range(ROWS)]
-    assert claimed[0]["headers"]["x-replay-id"] == "r"
+    assert claimed[ROWS - 1]["headers"] == {
+        "kind": "1",
+        "x-replay-id": "dying",
+        "x-original-stream": "s",
+        "x-original-partition": "1",
+        "x-original-offset": str(ROWS - 1),
+    }
     # nothing more comes of another try
     assert replay.publish(found, folder, connection).rows_done == ROWS
     assert world.call("GET", "/queues/again")["stats"]["ready"] == 0

@@ -11,8 +11,11 @@ import re
 import shutil
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
@@ -31,7 +34,30 @@ CHUNK_ROWS: Final = 20_000
 COMMITS_PER_SEC: Final = 5
 """With a rate, chunks are so small that there are so many a second."""
 
+AHEAD: Final = 1
+"""How many chunks are staged while the one before is committed."""
+
 SAMPLES: Final = 5
+TOLD: Final = ("x-replay-id", "x-original-stream", "x-original-partition", "x-original-offset")
+"""The headers that say what a replayed message is."""
+
+_PLACE: Final = ("original_partition", "original_offset")
+_PARTITION, _OFFSET = _PLACE
+_PUBLISHED: Final = frozenset(
+    (
+        "value",
+        "key",
+        "headers",
+        "routing_key",
+        "timestamp",
+        "producer_timestamp",
+        "message_id",
+        "correlation_id",
+        "content_type",
+        "partition",
+        "offset",
+    )
+)
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Kind = Literal["queue", "exchange", "stream"]
@@ -100,7 +126,7 @@ def begin(root: Path, wanted: Replay) -> tuple[Folder, Replay]:
 
 
 def source(spark: SparkSession, replay: Replay, root: Path, broker: dict[str, str]) -> DataFrame:
-    """The rows to choose from, with `body`, the value as text."""
+    """The rows to choose from, in the order of each partition, with `body`, the value as text."""
     from rookery.pipelines import lake
     from rookery.pipelines.builtin.archive import Archive
     from rookery.store.insights import ARCHIVE
@@ -109,43 +135,45 @@ def source(spark: SparkSession, replay: Replay, root: Path, broker: dict[str, st
         path = Archive(str(root / ARCHIVE)).path(replay.name)
         if not lake.exists(path):
             raise NotFound(f"stream {replay.name!r} is not in the archive below {root}", argument="name")
-        frame = lake.read(spark, path)
+        frame = lake.read(spark, path).repartition("partition").sortWithinPartitions("partition", "offset")
     else:
-        frame = spark.read.format("rookery").options(**broker, subscribe=replay.name).load()
+        # one task reads a partition to its end, in order
+        reader = spark.read.format("rookery").options(**broker, subscribe=replay.name, maxRecordsPerTask=1 << 53)
+        frame = reader.option("columns", ",".join(_needed(replay.where))).load()
     return frame.selectExpr("*", "cast(value AS STRING) AS body")
 
 
+def _needed(where: str) -> list[str]:
+    """The columns of a stream that are published, or could be meant by a condition."""
+    from rookery.store.schema import SCHEMA
+
+    words = set(re.findall(r"\w+", where.lower()))
+    return [name for name in SCHEMA.names if name in _PUBLISHED or name in words]
+
+
 def chosen(frame: DataFrame, replay: Replay) -> DataFrame:
-    """The rows as they are published: as they were, with headers that say what they are."""
+    """The rows as they are kept: as they were, and where that was."""
     from pyspark.errors import PySparkException
 
     try:
         rows = frame.where(replay.where) if replay.where else frame
     except PySparkException as error:
+        from rookery.store.schema import SCHEMA
+
         first = str(error).strip().splitlines()[0]
-        raise InvalidArgument(f"where: {first}; columns are {', '.join(frame.columns)}", argument="where") from None
-    told = {
-        "x-replay-id": f"'{replay.id}'",
-        "x-original-stream": "stream",
-        "x-original-partition": "partition",
-        "x-original-offset": "offset",
-    }
-    headers = ", ".join(
-        f"named_struct('key', '{name}', 'value', cast(cast({said} AS STRING) AS BINARY))" for name, said in told.items()
-    )
-    # replaying what was replayed replaces what was said then
-    names = ", ".join(f"'{name}'" for name in told)
-    kept = f"filter(coalesce(headers, array()), each -> each.key NOT IN ({names}))"
-    placed = rows.repartition("partition").sortWithinPartitions("partition", "offset")
-    return placed.selectExpr(
+        names = ", ".join((*SCHEMA.names, "body"))
+        raise InvalidArgument(f"where: {first}; columns are {names}", argument="where") from None
+    return rows.selectExpr(
         "value",
         "key",
-        f"concat({kept}, array({headers})) AS headers",
+        "headers",
         "routing_key",
         "coalesce(producer_timestamp, timestamp) AS timestamp",
         "message_id",
         "correlation_id",
         "content_type",
+        f"partition AS {_PARTITION}",
+        f"offset AS {_OFFSET}",
     )
 
 
@@ -157,8 +185,9 @@ def choose(frame: DataFrame, replay: Replay, folder: Folder) -> Replay:
         return replay
     shutil.rmtree(folder.rows, ignore_errors=True)
     frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    # Java and Arrow do not agree on how large pages are compressed with lz4
-    chosen(frame, replay).write.option("compression", "snappy").parquet(str(folder.rows))
+    # Java and Arrow do not agree on how large pages are compressed with lz4, and few values are there twice
+    writer = chosen(frame, replay).write.option("compression", "snappy").option("parquet.enable.dictionary", "false")
+    writer.parquet(str(folder.rows))
     replay.rows = sum(pq.read_metadata(file).num_rows for file in folder.files())
     folder.save(replay)
     return replay
@@ -187,25 +216,35 @@ def publish(
     from rookery.spark.sink import Stager
 
     options = SinkOptions(connection, (replay.kind, replay.to), replay.producer)
-    commit = f"/api/v1/producers/{quote(replay.producer, safe='')}/commit"
+    path = f"/api/v1/producers/{quote(replay.producer, safe='')}/commit"
     began, before = clock(), replay.rows_done
-    with closing(Client(connection)) as client:
-        for number, batch in enumerate(chunks(folder, replay.chunk_rows)):
-            if number < replay.chunks_done:
-                continue
-            if rate:
-                due = began + (replay.rows_done - before) / rate
-                wait(max(0.0, due - clock()))
-            # a name of its own for each attempt: what one that died has staged is dropped with the commit
-            name = f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}"
-            with closing(Stager(options, name, replay.producer, number)) as stager:
-                stager.add(batch)
-                stager.finish()
-            client.post(commit, {"epoch": number, "chunks": stager.chunks})
-            replay.chunks_done = number + 1
-            replay.rows_done += batch.num_rows
-            folder.save(replay)
-            heard(replay)
+
+    def stage(number: int, batch: pa.RecordBatch) -> list[str]:
+        # a name of its own for each attempt: what one that died has staged is dropped with the commit
+        name = f"{replay.producer}-{number}-{uuid.uuid4().hex[:8]}"
+        with closing(Stager(options, name, replay.producer, number)) as stager:
+            stager.add(labelled(batch, replay))
+            stager.finish()
+            return stager.chunks
+
+    def commit(number: int, rows: int, staged: Future[list[str]]) -> None:
+        if rate:
+            due = began + (replay.rows_done - before) / rate
+            wait(max(0.0, due - clock()))
+        client.post(path, {"epoch": number, "chunks": staged.result()})
+        replay.chunks_done = number + 1
+        replay.rows_done += rows
+        folder.save(replay)
+        heard(replay)
+
+    with closing(Client(connection)) as client, ThreadPoolExecutor(1, "replay") as pool:
+        ahead: deque[tuple[int, int, Future[list[str]]]] = deque()
+        for number, batch in islice(enumerate(chunks(folder, replay.chunk_rows)), replay.chunks_done, None):
+            ahead.append((number, batch.num_rows, pool.submit(stage, number, batch)))
+            if len(ahead) > AHEAD:
+                commit(*ahead.popleft())
+        while ahead:
+            commit(*ahead.popleft())
     return replay
 
 
@@ -227,6 +266,38 @@ def chunks(folder: Folder, rows: int) -> Iterator[pa.RecordBatch]:
                     waiting = rest.combine_chunks().to_batches() if rest.num_rows else []
             if waiting:
                 yield pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+
+
+def labelled(batch: pa.RecordBatch, replay: Replay) -> pa.RecordBatch:
+    """Chosen rows as they are published: with headers that say what they are."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = batch.num_rows
+    headers = batch.column("headers")
+    keys, values = headers.flatten().flatten()
+    count = len(keys)
+    # replaying what was replayed replaces what was said then
+    stay = np.flatnonzero(~np.asarray(pc.is_in(keys, pa.array(TOLD)), bool))
+    lengths = pc.fill_null(pc.list_value_length(headers), 0)
+    of_row = np.repeat(np.arange(rows), lengths)[stay]
+    ends = np.cumsum(np.bincount(of_row, minlength=rows) + len(TOLD))
+    # where each header is found: among those that were there, or behind them
+    find_key, find_value = (np.empty(ends[-1] if rows else 0, np.int64) for _ in range(2))
+    for find in (find_key, find_value):
+        find[np.arange(len(stay)) + len(TOLD) * of_row] = stay
+    each = np.arange(rows)
+    for place, at in enumerate((0, 1, 2 + each, 2 + rows + each)):
+        find_key[ends - len(TOLD) + place] = count + place
+        find_value[ends - len(TOLD) + place] = count + at
+    told = [pa.array([replay.id, replay.name]), *(batch.column(name).cast(pa.string()) for name in _PLACE)]
+    all_keys = pa.concat_arrays([keys.cast(pa.string()), pa.array(TOLD)])
+    all_values = pa.concat_arrays([values, *(each.cast(pa.binary()) for each in told)])
+    pairs = pa.StructArray.from_arrays([all_keys.take(find_key), all_values.take(find_value)], ["key", "value"])
+    made = pa.ListArray.from_arrays(np.concatenate([[0], ends]).astype(np.int32), pairs)
+    rest = batch.drop_columns(["headers", *_PLACE])
+    return rest.append_column("headers", made)
 
 
 def chunk_rows(rate: float) -> int:
