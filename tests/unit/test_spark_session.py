@@ -30,6 +30,7 @@ def java(folder: Path, version: str) -> Path:
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_392"', 8),
         ('openjdk version "25" 2025', 25),
+        ('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n', 17),
         ("", 0),
     ],
 )
@@ -48,6 +49,16 @@ def test_java_home_is_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, "11.0.2")))
     with pytest.raises(SparkUnavailable, match=r"JAVA_HOME names Java 11 in .*; Spark needs 17 or newer"):
+        find_java()
+
+
+def test_what_a_java_says_of_itself_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not be started for its version."""
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, "no version")))
+    (tmp_path / "release").write_text('JAVA_VERSION="21.0.2"\n')
+    assert find_java() == tmp_path
+    (tmp_path / "release").write_text('JAVA_VERSION="1.8.0_392"\n')
+    with pytest.raises(SparkUnavailable, match="JAVA_HOME names Java 8"):
         find_java()
 
 

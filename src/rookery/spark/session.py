@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -87,7 +89,20 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    # pyspark imports it with its first call of Java, and with it pandas: now Java starts, and nothing is to do here
+    import_ahead("pyspark.testing.utils")
     return builder.master(master).getOrCreate()
+
+
+def import_ahead(name: str) -> None:
+    """Import in the background what will be needed soon."""
+
+    def work() -> None:
+        # whoever needs it will say that it is not there
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def spark_settings(master: str, profile: str = "default", java_options: str = "") -> dict[str, str]:
@@ -163,19 +178,22 @@ def find_java() -> Path:
 
 def _checked(home: Path, origin: str) -> Path:
     program = home / "bin" / ("java.exe" if os.name == "nt" else "java")
-    try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SparkUnavailable(f"{origin} names {home}, but {program} does not run: {error}") from None
-    version = java_version(said)
+    release = home / "release"
+    version = java_version(release.read_text()) if program.exists() and release.exists() else 0
+    if not version:
+        try:
+            said = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SparkUnavailable(f"{origin} names {home}, but {program} does not run: {error}") from None
+        version = java_version(said)
     if version < JAVA_MIN:
         raise SparkUnavailable(f"{origin} names Java {version} in {home}; Spark needs {JAVA_MIN} or newer")
     return home
 
 
 def java_version(said: str) -> int:
-    """The version in what `java -version` says, 0 when there is none."""
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    """The version in what `java -version` says, or the file `release` of a Java; 0 when there is none."""
+    found = re.search(r'(?:version |JAVA_VERSION=)"(?:1\.)?(\d+)', said)
     return int(found[1]) if found else 0
 
 

@@ -21,7 +21,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -46,6 +45,7 @@ from rookery.errors import (
 )
 from rookery.spark.client import Client
 from rookery.spark.options import SinkOptions
+from rookery.spark.session import import_ahead
 
 _BYTES: Final = ("binary or string", (BinaryType, StringType))
 _TEXT: Final = ("string", (StringType,))
@@ -135,6 +135,9 @@ class Stager:
         if not named:
             yield self._options.target, batch
             return
+        # loaded where it is needed: whatever Spark starts imports this module
+        import pyarrow.compute as pc
+
         (kind,) = named
         column = batch.column(kind)
         if column.null_count:
@@ -215,6 +218,8 @@ def pieces(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 def shortened(row: pa.RecordBatch) -> pa.RecordBatch:
     """A row that is too large, as a dead letter: the beginning of its value, how large that was, and what it is."""
+    import pyarrow.compute as pc
+
     value = row.column("value").cast(pa.binary())
     size = str(len(value[0].as_py())).encode()
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -236,6 +241,8 @@ class _Writing:
     def _staged(self, batches: Iterator[pa.RecordBatch], producer: str, epoch: int) -> Staged:
         task = TaskContext.get()
         assert task is not None, "rows are written by tasks"
+        # Spark needs it at the end of the task, and the first rows are not there yet
+        import_ahead("pandas")
         # no other attempt has this in its name, not even one of the same task that is thought dead
         attempt = f"{task.partitionId()}-{task.attemptNumber()}-{uuid.uuid4().hex}"
         if not self._options.exactly_once:
