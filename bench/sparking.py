@@ -108,6 +108,12 @@ class Load:
     spark_sec: list[float] = field(default_factory=list)
     broker_sec: list[float] = field(default_factory=list)
 
+    def add(self, more: Load) -> None:
+        """Count the rounds of another, of the same."""
+        self.wall_sec += more.wall_sec
+        self.spark_sec += more.spark_sec
+        self.broker_sec += more.broker_sec
+
     def per_cpu(self) -> float:
         return self.rows / statistics.median(self.spark_sec) / 1e6
 
