@@ -209,15 +209,22 @@ class Scan:
 # Whole lists
 
 
-def encode(properties: Properties) -> bytes:
-    """The property list of these values. A value that does not fit its property raises InvalidArgument naming it."""
+def encode(properties: Properties, fields: bytes = b"") -> bytes:
+    """The property list of these values. A value that does not fit its property raises InvalidArgument naming it.
+
+    `fields` are headers as they stand in a table, instead of those of `properties`.
+    """
     w = BytesWriter()
     write_i16_be(w, 0)
     p = properties
     flags: i64 = 0
     flags |= _put_string(w, p.content_type, "content_type", _CONTENT_TYPE)
     flags |= _put_string(w, p.content_encoding, "content_encoding", _CONTENT_ENCODING)
-    if p.headers is not None:
+    if fields:
+        flags |= _HEADERS
+        write_size(w, len(fields), "headers")
+        w.write(fields)
+    elif p.headers is not None:
         flags |= _HEADERS
         write_table(w, p.headers)
     flags |= _put_octet(w, p.delivery_mode, "delivery_mode", _DELIVERY_MODE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,6 +21,8 @@ from pyspark.sql.types import (
 )
 
 from rookery import properties
+from rookery.core.staging import DUE_HEADER, Row
+from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.spark.options import sink_options
 from rookery.spark.sink import COLUMNS, check_rows, pieces
@@ -93,9 +97,44 @@ def test_headers_come_as_maps_or_as_lists_of_pairs() -> None:
         column = pa.array(rows, kind)
         # also where batches do not begin at the beginning of their memory
         table = pa.table({"value": ["x"] * 4, "headers": pa.chunked_array([column.slice(0, 1), column.slice(1)])})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        names = dict.fromkeys(arrow_rows.TARGETS, "out")
-        found = arrow_rows.rows_of(sink.getvalue().to_pybytes(), "out", names, 0)
-        assert [properties.decode(row.props).headers or {} for row in found] == wanted
+        assert [properties.decode(row.props).headers or {} for row in rows_of(table)] == wanted
+
+
+def rows_of(table: pa.Table, **names: str) -> list[Row]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    where = dict.fromkeys(arrow_rows.TARGETS, "out") | names
+    return arrow_rows.rows_of(sink.getvalue().to_pybytes(), "out", where, 1_000)
+
+
+NAME = st.sampled_from(["a", "b", KEY_HEADER, DUE_HEADER])
+VALUE = st.none() | st.binary(max_size=2) | st.text(max_size=2).map(str.encode)
+LINE = st.tuples(st.none() | st.lists(st.tuples(NAME, VALUE), max_size=4), VALUE, st.none() | st.integers(0, 5))
+
+
+@given(st.lists(LINE, min_size=1, max_size=5))
+def test_columns_count_more_than_headers_and_the_last_of_a_name(lines: list[tuple[Any, bytes | None, Any]]) -> None:
+    """Headers are those of a dict that is filled from left to right, and then from the columns."""
+    table = pa.table(
+        {
+            "value": pa.array([b"x"] * len(lines), pa.binary()),
+            "headers": pa.array([line[0] for line in lines], pa.list_(pa.list_(pa.binary()))),
+            "key": pa.array([line[1] for line in lines], pa.binary()),
+            "delay_ms": pa.array([line[2] for line in lines], pa.int64()),
+        }
+    )
+    for (pairs, key, delay_ms), row in zip(lines, rows_of(table, stream=""), strict=True):
+        wanted: dict[str, object] = dict(pairs or [])
+        if key is not None:
+            wanted[KEY_HEADER] = key
+        if delay_ms:
+            wanted[DUE_HEADER] = 1_000 + delay_ms
+        assert (properties.decode(row.props).headers or {}) == {name: text(value) for name, value in wanted.items()}
+
+
+def text(value: object) -> object:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from mypy_extensions import i64
 
 from rookery import properties
 from rookery._bytes import BytesWriter
 from rookery.core.staging import DUE_HEADER, Row
 from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument
+from rookery.fieldtables import write_field, write_short
 from rookery.model import Message
-from rookery.properties import Properties, Timestamp
+from rookery.properties import Properties
 from rookery.store import arrow, records
 from rookery.store.columns import check_columns
 from rookery.store.schema import schema_of
@@ -57,16 +59,15 @@ def rows_of(body: bytes, key: str, names: Mapping[str, str], now_ms: int) -> lis
         raise InvalidArgument("the column value is missing", argument="value")
     if len(set(table.schema.names)) != len(table.schema.names):
         raise InvalidArgument("a column is there twice", argument="body")
-    columns = {name: _column(table, name) for name in table.schema.names}
+    headers = _headers(table.column("headers")) if "headers" in table.schema.names else None
+    columns = {name: _column(table, name) for name in table.schema.names if name != "headers"}
     _check_targets(columns, names)
-    return _rows(columns, table.num_rows, key, now_ms, bool(names["stream"]))
+    return _rows(columns, headers, table.num_rows, key, now_ms, bool(names["stream"]))
 
 
 def _column(table: pa.Table, name: str) -> list[Any]:
     column = table.column(name)
     wanted = pa.binary()
-    if name == "headers":
-        return _header_lists(column)
     if name in _TEXTS:
         wanted = pa.string()
     elif name in _NUMBERS:
@@ -81,34 +82,43 @@ def _column(table: pa.Table, name: str) -> list[Any]:
         raise InvalidArgument(f"the column {name} cannot be {wanted}: {error}", argument=name) from None
     if name == "value" and found.null_count:
         raise InvalidArgument("the column value has a null", argument="value")
-    values: list[Any] = found.to_pylist()
+    values: list[Any] = _texts(found) if name == "key" else found.to_pylist()
     return values
 
 
-def _header_lists(column: pa.ChunkedArray) -> list[dict[str, object]]:
-    """Headers as dicts: from a map, or from a list of pairs of key and value.
+class _Headers:
+    """The headers of all rows one after the other, those of each row before its end."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.values: list[object] = []
+        self.ends: list[int] = []
+
+
+def _headers(column: pa.ChunkedArray) -> _Headers:
+    """Headers from a map, or from a list of pairs of key and value.
 
     Keys and values are taken out of the lists as columns: an object for each pair would cost more than all the rest.
     """
-    rows: list[dict[str, object]] = []
+    found = _Headers()
     kind = column.type
     if pa.types.is_map(kind):
         column = column.cast(pa.list_(pa.struct({"key": kind.key_type, "value": kind.item_type})))
     elif pa.types.is_null(kind):
-        return [{} for _ in range(len(column))]
+        found.ends = [0] * len(column)
+        return found
     elif not _is_list(kind):
         raise _no_headers()
+    end = 0
     for chunk in column.chunks:
         names, values = _pairs(chunk)
+        found.names += names
+        found.values += values
         lengths: list[int] = pc.fill_null(pc.list_value_length(chunk), 0).to_pylist()
-        at = 0
         for length in lengths:
-            headers: dict[str, object] = {}
-            for i in range(at, at + length):
-                headers[names[i]] = values[i]
-            rows.append(headers)
-            at += length
-    return rows
+            end += length
+            found.ends.append(end)
+    return found
 
 
 def _pairs(chunk: pa.Array) -> tuple[list[str], list[object]]:
@@ -118,26 +128,32 @@ def _pairs(chunk: pa.Array) -> tuple[list[str], list[object]]:
         return [], []
     if items.null_count:
         raise _no_headers()
-    names: list[Any]
-    values: list[Any]
     if pa.types.is_struct(items.type):
         places = [items.type.get_field_index(name) for name in ("key", "value")]
         if min(places) < 0:
             raise _no_headers()
         fields = items.flatten()
-        names, values = (fields[place].to_pylist() for place in places)
+        names, values = (_texts(fields[place]) for place in places)
     else:
         # pairs as lists of two
         if not _is_list(items.type) or not pc.all(pc.equal(pc.list_value_length(items), 2)).as_py():
             raise _no_headers()
-        both = items.flatten().to_pylist()
+        both = _texts(items.flatten())
         names, values = both[::2], both[1::2]
     if not _NAMES.issuperset(map(type, names)) or not _VALUES.issuperset(map(type, values)):
         raise _no_headers()
-    return (
-        [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names],
-        [_text(value) for value in values],
-    )
+    return [name.decode("utf-8", "replace") if isinstance(name, bytes) else cast(str, name) for name in names], values
+
+
+def _texts(column: pa.Array | pa.ChunkedArray) -> list[object]:
+    """Values as texts where they are, so that other protocols can show them."""
+    found: list[object]
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    try:
+        found = (column.cast(pa.large_string()) if is_bytes else column).to_pylist()
+    except pa.ArrowInvalid:
+        found = [_text(value) for value in column.to_pylist()]
+    return found
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -149,7 +165,7 @@ def _no_headers() -> InvalidArgument:
 
 
 def _text(value: object) -> object:
-    """A value of a header: as text where it is one, so that other protocols can show it."""
+    """Bytes as text, if they are one."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -167,9 +183,11 @@ def _check_targets(columns: dict[str, list[Any]], names: Mapping[str, str]) -> N
                 )
 
 
-def _rows(columns: dict[str, list[Any]], count: int, key: str, now_ms: int, is_for_stream: bool) -> list[Row]:
+def _rows(
+    columns: dict[str, list[Any]], headers: _Headers | None, count: int, key: str, now_ms: int, is_for_stream: bool
+) -> list[Row]:
     values: list[bytes] = columns["value"]
-    if len(columns) == 1:
+    if len(columns) == 1 and headers is None:
         return [Row(key, _PLAIN, value) for value in values]
     _check_numbers(columns, is_for_stream)
     absent: list[Any] = [None] * count
@@ -178,7 +196,7 @@ def _rows(columns: dict[str, list[Any]], count: int, key: str, now_ms: int, is_f
     priorities: list[int | None] = columns.get("priority", absent)
     delays: list[int | None] = columns.get("delay_ms", absent)
     expirations: list[int | None] = columns.get("expiration_ms", absent)
-    encoder = _Encoder(columns, absent)
+    encoder = _Encoder(columns, headers, absent)
     rows: list[Row] = []
     for i in range(count):
         own = keys[i]
@@ -203,42 +221,63 @@ def _check_numbers(columns: dict[str, list[Any]], is_for_stream: bool) -> None:
 
 
 class _Encoder:
-    """Encodes the properties of rows."""
+    """Encodes the properties of rows, one after the other."""
 
-    def __init__(self, columns: dict[str, list[Any]], absent: list[Any]) -> None:
-        self._headers: list[dict[str, object] | None] = columns.get("headers", absent)
-        self._keys: list[bytes | None] = columns.get("key", absent)
+    def __init__(self, columns: dict[str, list[Any]], headers: _Headers | None, absent: list[Any]) -> None:
+        self._headers = headers
+        self._keys: list[object] = columns.get("key", absent)
         self._stamps: list[int | None] = columns.get("timestamp", absent)
         self._content_types: list[str | None] = columns.get("content_type", absent)
         self._correlation_ids: list[str | None] = columns.get("correlation_id", absent)
         self._message_ids: list[str | None] = columns.get("message_id", absent)
+        self._at: i64 = 0
         # one object for all of them: making it costs more than encoding it
         self._made = Properties(delivery_mode=2)
 
     def props(self, i: int, due_ms: int, priority: int) -> bytes:
         """The property list of a row, due at a time unless that is 0."""
-        headers = self._headers[i]
-        key = self._keys[i]
-        if key is not None or due_ms:
-            headers = headers or {}
-            if key is not None:
-                headers[KEY_HEADER] = _text(key)
-            if due_ms:
-                headers[DUE_HEADER] = due_ms
         stamp = self._stamps[i]
         made = self._made
-        made.headers = headers or None
         made.content_type = self._content_types[i]
         made.correlation_id = self._correlation_ids[i]
         made.message_id = self._message_ids[i]
         made.priority = priority if 0 < priority < 256 else None
-        made.timestamp = None if stamp is None or stamp < 0 else Timestamp(stamp // 1000)
+        made.timestamp = None if stamp is None or stamp < 0 else stamp // 1000
         try:
-            return properties.encode(made)
+            return properties.encode(made, self._fields(i, self._keys[i], due_ms))
         except InvalidArgument as error:
             if error.argument not in COLUMNS:
                 error.argument = "headers"
             raise
+
+    def _fields(self, i: int, key: object, due_ms: int) -> bytes:
+        """The headers of a row, those that its columns say among them."""
+        w = BytesWriter()
+        headers = self._headers
+        if headers is not None:
+            names = headers.names
+            at = self._at
+            end: i64 = headers.ends[i]
+            self._at = end
+            while at < end:
+                name = names[at]
+                # of several with one name the last counts, and a column more than a header
+                again = (key is not None and name == KEY_HEADER) or (due_ms != 0 and name == DUE_HEADER)
+                later = at + 1
+                while later < end and not again:
+                    again = names[later] == name
+                    later += 1
+                if not again:
+                    write_short(w, name, name)
+                    write_field(w, headers.values[at], name, 1)
+                at += 1
+        if key is not None:
+            write_short(w, KEY_HEADER, KEY_HEADER)
+            write_field(w, key, KEY_HEADER, 1)
+        if due_ms:
+            write_short(w, DUE_HEADER, DUE_HEADER)
+            write_field(w, due_ms, DUE_HEADER, 1)
+        return w.getvalue()
 
 
 def messages_ipc(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from rookery.spark.options import Connection
 
-CHUNK_ROWS: Final = 20_000
+CHUNK_ROWS: Final = 10_000
 COMMITS_PER_SEC: Final = 5
 """With a rate, chunks are so small that there are so many a second."""
 
