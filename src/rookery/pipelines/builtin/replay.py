@@ -34,8 +34,8 @@ CHUNK_ROWS: Final = 10_000
 COMMITS_PER_SEC: Final = 5
 """With a rate, chunks are so small that there are so many a second."""
 
-AHEAD: Final = 1
-"""How many chunks are staged while the one before is committed."""
+AHEAD: Final = 2
+"""How many chunks are staged at a time, while the one before them is committed."""
 
 SAMPLES: Final = 5
 TOLD: Final = ("x-replay-id", "x-original-stream", "x-original-partition", "x-original-offset")
@@ -237,7 +237,7 @@ def publish(
         folder.save(replay)
         heard(replay)
 
-    with closing(Client(connection)) as client, ThreadPoolExecutor(1, "replay") as pool:
+    with closing(Client(connection)) as client, ThreadPoolExecutor(AHEAD, "replay") as pool:
         ahead: deque[tuple[int, int, Future[list[str]]]] = deque()
         for number, batch in islice(enumerate(chunks(folder, replay.chunk_rows)), replay.chunks_done, None):
             ahead.append((number, batch.num_rows, pool.submit(stage, number, batch)))
