@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument
-from rookery.spark.schema import arrow_schema, conform, table_schema
+from rookery.spark.schema import arrow_schema, check_schema, conform, table_schema
 from rookery.store.schema import SCHEMA
 
 ROW: dict[str, Any] = {
@@ -70,6 +72,12 @@ def test_a_column_that_is_not_there_or_of_another_type_is_named() -> None:
     with pytest.raises(InvalidArgument, match="no column 'offest'"):
         table_schema(("offest",))
     with pytest.raises(InvalidArgument, match="no column 'body'"):
-        arrow_schema(StructType().add("body", "binary"))
+        check_schema(StructType().add("body", "binary"))
     with pytest.raises(InvalidArgument, match="the column value is binary, not string"):
-        arrow_schema(StructType().add("value", "string"))
+        check_schema(StructType().add("value", "string"))
+
+
+def test_what_only_plans_does_without_arrow() -> None:
+    """Spark starts a process of Python for each step of planning, and Arrow is most of what ours would load."""
+    code = "import sys; import pyspark_rookery; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,15 +13,16 @@ import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
-
-import pyarrow as pa
 
 from rookery import errors
 from rookery.errors import BrokerUnreachable, RookeryError, StoreDamaged
 from rookery.spark.offsets import Bounds, Place, Positions, Range
 from rookery.spark.options import Connection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 PAUSE_SEC: Final = 0.1
@@ -183,6 +184,8 @@ class Client:
                     raise busy.error from None
 
     def _batches(self, url: str) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
         answer = self._send("GET", url, None, {"Accept": ARROW})
         if answer.status != 200:
             error = _error(answer.status, answer.read())
@@ -252,6 +255,8 @@ class _Body:
         self._answer = answer
 
     def read(self, size: int) -> pa.Buffer:
+        import pyarrow as pa
+
         made = pa.allocate_buffer(size)
         found = self._answer.readinto(memoryview(made)) if size else 0
         return made if found == size else made.slice(0, found)

@@ -25,13 +25,13 @@ from pyspark.sql.datasource import (
 )
 
 from rookery.spark.offsets import Place
-from rookery.store.schema import SCHEMA
+from rookery.store.table import COLUMNS
 
 PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 KEY_BYTES_MAX: Final = 255
 TIME_MS_MAX: Final = 10**15
 
-_NEVER_NULL: Final = frozenset(field.name for field in SCHEMA if not field.nullable)
+_NEVER_NULL: Final = frozenset(name for name, (_, nullable) in COLUMNS.items() if not nullable)
 
 
 def is_pushing() -> bool:

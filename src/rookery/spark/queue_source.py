@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -22,7 +21,10 @@ from rookery.spark.client import Client, cuts_path
 from rookery.spark.offsets import Range, share_out
 from rookery.spark.options import SourceOptions
 from rookery.spark.reading import Task, told
-from rookery.spark.schema import arrow_schema, conform
+from rookery.spark.schema import arrow_schema, check_schema, conform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CUT_MAX: Final = 100_000
 """The most messages of one cut, which is one micro-batch."""
@@ -39,7 +41,8 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options = options
         self._client = Client(options.connection)
-        self._expected = arrow_schema(schema)
+        check_schema(schema)
+        self._schema = schema
         self._path = cuts_path(options.queue)
         self._one = f"{self._path}/{quote(options.group, safe='')}"
         self._told = 0
@@ -98,11 +101,12 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             return
-        queue, group, columns = self._options.queue, self._options.group, tuple(self._expected.names)
+        queue, group, columns = self._options.queue, self._options.group, tuple(self._schema.names)
+        expected = arrow_schema(self._schema)
         with closing(self._client):
             for each in partition.ranges:
                 for batch in self._client.cut_messages(queue, group, each, columns):
-                    yield conform(batch, self._expected)
+                    yield conform(batch, expected)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._tell(end["cut"])

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -23,8 +23,10 @@ from rookery.spark.client import Client
 from rookery.spark.filters import Limits
 from rookery.spark.offsets import Bounds, Place, Positions, Range, narrowed, resolve, share_out
 from rookery.spark.options import SourceOptions
-from rookery.spark.schema import arrow_schema, conform
-from rookery.spark.sealed import SealedReader
+from rookery.spark.schema import arrow_schema, check_schema, conform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +46,9 @@ class StreamTable:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.client = Client(options.connection)
-        self._expected = arrow_schema(schema)
-        self._columns = tuple(self._expected.names)
+        check_schema(schema)
+        self._schema = schema
+        self._columns = tuple(schema.names)
         if options.headers and "headers" not in self._columns:
             self._columns = (*self._columns, "headers")
         self.limits = Limits()
@@ -173,6 +176,10 @@ class StreamTable:
 
     # On executors
 
+    @cached_property
+    def _expected(self) -> pa.Schema:
+        return arrow_schema(self._schema)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         if not isinstance(partition, Task):
@@ -187,6 +194,9 @@ class StreamTable:
         client, key = self.client, self.options.routing_key
         try:
             if sealed:
+                # loads Arrow, as all that reads rows does
+                from rookery.spark.sealed import SealedReader
+
                 yield from SealedReader(client, self.options, self._columns).records(each)
             else:
                 yield from client.records(each, self._columns, key)
@@ -207,6 +217,7 @@ class StreamTable:
 
 def with_headers(batch: pa.RecordBatch, wanted: Iterable[tuple[str, str]]) -> pa.RecordBatch:
     """The rows that have all these headers."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     headers = batch.column("headers")

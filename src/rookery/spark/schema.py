@@ -1,41 +1,72 @@
-"""The table that Spark sees: the columns of `store.arrow`, spelled as Spark spells them. Needs pyspark and pyarrow.
+"""The table that Spark sees: the columns of `store.table`, spelled as Spark spells them. Needs pyspark.
 
 Spark takes a batch only if its Arrow schema is exactly the one it expects, nullability included; `conform` sees to it.
+Arrow is loaded where there are rows, and not where a read or a write is only planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from rookery.errors import InvalidArgument
-from rookery.store.schema import SCHEMA
+from rookery.store.table import COLUMNS, Kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HEADER: Final = StructType([StructField("key", StringType(), False), StructField("value", BinaryType(), True)])
+_KINDS: Final[dict[Kind, DataType]] = {
+    "text": StringType(),
+    "bytes": BinaryType(),
+    "int32": IntegerType(),
+    "int64": LongType(),
+    "time": TimestampType(),
+    "headers": ArrayType(_HEADER, False),
+}
 
 
 def table_schema(columns: Sequence[str] = (), include_headers: bool = True, include_value: bool = True) -> StructType:
     """The schema of these columns, in this order; of all when none is named."""
     left_out = {name for name, included in (("headers", include_headers), ("value", include_value)) if not included}
-    chosen = [name for name in columns or SCHEMA.names if name not in left_out]
+    chosen = [name for name in columns or COLUMNS if name not in left_out]
     if not chosen:
         raise InvalidArgument("all columns are left out", argument="columns")
-    return from_arrow_schema(pa.schema([_field(name) for name in chosen]))
+    return StructType([_field(name) for name in chosen])
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise unless this schema, which may be the user's own, has some of the columns as they are."""
+    for field in schema.fields:
+        # the names of types say nothing of what may be null
+        found, wanted = field.dataType.simpleString(), _field(field.name).dataType.simpleString()
+        if found != wanted:
+            raise InvalidArgument(f"the column {field.name} is {wanted}, not {found}", argument=field.name)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark expects of batches of this schema, which may be the user's own: some of the columns, as they are."""
-    expected = to_arrow_schema(schema, timezone="UTC")
-    for field in expected:
-        kind = _field(field.name).type
-        if _loose(field.type) != _loose(kind):
-            raise InvalidArgument(f"the column {field.name} is {kind}, not {field.type}", argument=field.name)
-    return expected
+    """What Spark expects of batches of this schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def conform(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
     """The same values under the expected schema, which differs in nullability at most."""
+    import pyarrow as pa
+
     if batch.schema.equals(expected):
         return batch
     arrays = [
@@ -45,16 +76,8 @@ def conform(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=expected)
 
 
-def _field(name: str) -> pa.Field:
-    if name not in SCHEMA.names:
-        raise InvalidArgument(f"no column {name!r}; there are {', '.join(SCHEMA.names)}", argument=name)
-    return SCHEMA.field(name)
-
-
-def _loose(kind: pa.DataType) -> object:
-    """A type without its nullability."""
-    if pa.types.is_list(kind):
-        return ("list", _loose(kind.value_type))
-    if pa.types.is_struct(kind):
-        return ("struct", tuple((field.name, _loose(field.type)) for field in kind))
-    return kind
+def _field(name: str) -> StructField:
+    if name not in COLUMNS:
+        raise InvalidArgument(f"no column {name!r}; there are {', '.join(COLUMNS)}", argument=name)
+    kind, nullable = COLUMNS[name]
+    return StructField(name, _KINDS[kind], nullable)

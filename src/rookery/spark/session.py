@@ -5,7 +5,7 @@ Importing this module imports no Spark; only `session` does.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
 import os
 import re
@@ -143,13 +143,21 @@ def _spelled(settings: dict[str, object]) -> dict[str, str]:
 def check_spark() -> None:
     """Raise unless a pyspark is there that the connector works with."""
     try:
-        version = importlib.metadata.version("pyspark")
-    except importlib.metadata.PackageNotFoundError:
+        version = spark_version()
+    except ModuleNotFoundError:
         raise SparkUnavailable("pyspark is not installed: pip install 'rookery[spark]'") from None
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < SPARK_MIN:
         wanted = ".".join(map(str, SPARK_MIN))
         raise SparkUnavailable(f"pyspark {version} is too old: pip install 'pyspark>={wanted}'")
+
+
+def spark_version() -> str:
+    """The version of the pyspark that is installed; ModuleNotFoundError if there is none."""
+    # loaded late, because whatever Spark starts imports this module
+    from importlib.metadata import version
+
+    return version("pyspark")
 
 
 def check_connect() -> None:
@@ -224,7 +232,7 @@ def spark_home() -> Path | None:
     package = Path(spec.origin).parent
     if not (package / "jars").is_dir():
         return None
-    known = zlib.crc32(f"{package} {importlib.metadata.version('pyspark')}".encode())
+    known = zlib.crc32(f"{package} {spark_version()}".encode())
     made = cache_folder() / f"spark-{known:08x}"
     if not made.is_dir():
         fresh = made.with_name(f"{made.name}.{os.getpid()}")
@@ -268,7 +276,7 @@ def class_options(java: Path, folder: str | Path | None) -> str:
     build = found[1] if found else java.name
     # an archive is good for one class path
     home = zlib.crc32(os.environ.get("SPARK_HOME", "").encode())
-    path = Path(folder) / f"spark-{importlib.metadata.version('pyspark')}-{home:08x}-java-{build}.jsa"
+    path = Path(folder) / f"spark-{spark_version()}-{home:08x}-java-{build}.jsa"
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return f"-XX:SharedArchiveFile={path} -Xshare:auto -Xlog:cds=off"

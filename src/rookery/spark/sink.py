@@ -17,10 +17,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -46,6 +45,9 @@ from rookery.errors import (
 from rookery.spark.client import Client
 from rookery.spark.options import SinkOptions
 from rookery.spark.session import import_ahead
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _BYTES: Final = ("binary or string", (BinaryType, StringType))
 _TEXT: Final = ("string", (StringType,))
@@ -135,7 +137,6 @@ class Stager:
         if not named:
             yield self._options.target, batch
             return
-        # loaded where it is needed: whatever Spark starts imports this module
         import pyarrow.compute as pc
 
         (kind,) = named
@@ -162,11 +163,15 @@ class Stager:
                 self._chunk(("queue", target[1] + LETTERS), [shortened(batches[0])])
                 return
             # one of them is, or all of them are too many for a request
+            import pyarrow as pa
+
             table = pa.Table.from_batches(batches)
             for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
                 self._send(target, half.to_batches())
 
     def _chunk(self, target: tuple[str, str], batches: list[pa.RecordBatch]) -> None:
+        import pyarrow as pa
+
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
@@ -218,6 +223,7 @@ def pieces(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 def shortened(row: pa.RecordBatch) -> pa.RecordBatch:
     """A row that is too large, as a dead letter: the beginning of its value, how large that was, and what it is."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     value = row.column("value").cast(pa.binary())

@@ -14,9 +14,8 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -51,6 +50,9 @@ from rookery.spark.reading import StreamTable, mirror
 from rookery.spark.schema import table_schema
 from rookery.spark.sink import BatchSink, StreamSink
 from rookery.spark.tables import TableSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 

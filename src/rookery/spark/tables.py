@@ -7,14 +7,16 @@ the catalog does give back: as metadata of the table's first column.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from rookery.errors import InvalidArgument
 from rookery.spark.options import KNOWN, SINK, SOURCE, Given, SinkOptions
 from rookery.spark.sink import COLUMNS, BatchSink, Staged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEPT: Final = "rookery"
 TARGETS: Final = ("topic", "stream", "exchange", "queue")

@@ -1,4 +1,4 @@
-"""The one schema of a stream's records as a table. Needs nothing but pyarrow: Spark's workers load it again and again.
+"""The table of a stream's records for Arrow. Needs nothing but pyarrow: Spark's workers load it again and again.
 
 Spark's spelling is followed: times are microseconds in UTC, headers a list of (key, value). What the directories of a
 sealed file say (tenant, stream, partition) is not in the file: tools that read a tree of directories as one table make
@@ -13,6 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from rookery.store.table import COLUMNS, Kind
+
 _TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(
     pa.field(
@@ -22,30 +24,15 @@ HEADERS = pa.list_(
     )
 )
 
-SCHEMA = pa.schema(
-    [
-        pa.field("tenant", pa.string(), nullable=False),
-        pa.field("stream", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", _TIME, nullable=False),
-        pa.field("producer_timestamp", _TIME),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("headers", HEADERS),
-        pa.field("exchange", pa.string()),
-        pa.field("routing_key", pa.string()),
-        pa.field("message_id", pa.string()),
-        pa.field("correlation_id", pa.string()),
-        pa.field("reply_to", pa.string()),
-        pa.field("content_type", pa.string()),
-        pa.field("content_encoding", pa.string()),
-        pa.field("priority", pa.int32()),
-        pa.field("expiration", _TIME),
-        pa.field("delivery_count", pa.int32()),
-        pa.field("protocol", pa.string()),
-    ]
-)
+_KINDS: Final[dict[Kind, pa.DataType]] = {
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "time": _TIME,
+    "headers": HEADERS,
+}
+SCHEMA = pa.schema([pa.field(name, _KINDS[kind], nullable) for name, (kind, nullable) in COLUMNS.items()])
 DIRECTORIES: Final = ("tenant", "stream", "partition")
 SEALED_SCHEMA = pa.schema(
     [*(field for field in SCHEMA if field.name not in DIRECTORIES), pa.field("envelope", pa.binary(), nullable=False)]
