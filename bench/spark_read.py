@@ -113,9 +113,7 @@ def alone(place: Place, index: int, rounds: int) -> tuple[Load, int]:
 
 
 def by_turns(place: Place, rounds: int) -> list[Load]:
-    """All reads, each in a Spark of its own, as a job has it. In one that several use Java's compiler makes less of
-    each: they share code, and what it learns from one is wrong for the others.
-    """
+    """All reads, each in a Spark of its own, as a job has it."""
     found: list[Load] = []
     for _ in range(PASSES):
         index, count = 0, 1

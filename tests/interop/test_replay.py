@@ -129,8 +129,14 @@ def test_a_rate_is_kept(world: World, connection: Connection, tmp_path: Path) ->
         tmp_path, replay.Replay("slow", "stream", "s", "", "stream", "slow", chunk_rows=replay.chunk_rows(rate))
     )
     waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        # what is staged is kept for an hour: at a low rate that would be over
+        assert world.call("GET", "/chunks")["chunks"] == []
+        waits.append(seconds)
+
     # publishing takes no time here but what is waited
-    replay.publish(found, folder, connection, rate=rate, wait=waits.append, clock=lambda: sum(waits))
+    replay.publish(found, folder, connection, rate=rate, wait=wait, clock=lambda: sum(waits))
     assert [round(wait, 6) for wait in waits] == [0, 0.2, 0.2, 0.1, 0.2, 0.2]
     assert len(world.values("slow")) == ROWS
 

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from rookery.errors import InvalidArgument, NotFound
+from rookery.store.table import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,7 @@ COMMITS_PER_SEC: Final = 5
 """With a rate, chunks are so small that there are so many a second."""
 
 AHEAD: Final = 2
-"""How many chunks are staged at a time, while the one before them is committed."""
+"""How many chunks are staged at a time, while the one before them is committed; none with a rate: none waits long."""
 
 SAMPLES: Final = 5
 TOLD: Final = ("x-replay-id", "x-original-stream", "x-original-partition", "x-original-offset")
@@ -145,10 +146,8 @@ def source(spark: SparkSession, replay: Replay, root: Path, broker: dict[str, st
 
 def _needed(where: str) -> list[str]:
     """The columns of a stream that are published, or could be meant by a condition."""
-    from rookery.store.schema import SCHEMA
-
     words = set(re.findall(r"\w+", where.lower()))
-    return [name for name in SCHEMA.names if name in _PUBLISHED or name in words]
+    return [name for name in COLUMNS if name in _PUBLISHED or name in words]
 
 
 def chosen(frame: DataFrame, replay: Replay) -> DataFrame:
@@ -158,10 +157,9 @@ def chosen(frame: DataFrame, replay: Replay) -> DataFrame:
     try:
         rows = frame.where(replay.where) if replay.where else frame
     except PySparkException as error:
-        from rookery.store.schema import SCHEMA
-
         first = str(error).strip().splitlines()[0]
-        names = ", ".join((*SCHEMA.names, "body"))
+        # those that nobody needs are not in the frame, but could be
+        names = ", ".join(dict.fromkeys((*COLUMNS, *frame.columns)))
         raise InvalidArgument(f"where: {first}; columns are {names}", argument="where") from None
     return rows.selectExpr(
         "value",
@@ -228,9 +226,6 @@ def publish(
             return stager.chunks
 
     def commit(number: int, rows: int, staged: Future[list[str]]) -> None:
-        if rate:
-            due = began + (replay.rows_done - before) / rate
-            wait(max(0.0, due - clock()))
         client.post(path, {"epoch": number, "chunks": staged.result()})
         replay.chunks_done = number + 1
         replay.rows_done += rows
@@ -240,8 +235,11 @@ def publish(
     with closing(Client(connection)) as client, ThreadPoolExecutor(AHEAD, "replay") as pool:
         ahead: deque[tuple[int, int, Future[list[str]]]] = deque()
         for number, batch in islice(enumerate(chunks(folder, replay.chunk_rows)), replay.chunks_done, None):
+            if rate:
+                due = began + (replay.rows_done - before) / rate
+                wait(max(0.0, due - clock()))
             ahead.append((number, batch.num_rows, pool.submit(stage, number, batch)))
-            if len(ahead) > AHEAD:
+            if len(ahead) > (0 if rate else AHEAD):
                 commit(*ahead.popleft())
         while ahead:
             commit(*ahead.popleft())
