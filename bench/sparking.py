@@ -140,8 +140,8 @@ class Meter:
     def broker_sec(self) -> float:
         return tree_cpu_sec(self._server)
 
-    def measure(self, loads: list[Load], rounds: int) -> None:
-        for _ in range(WARM_UP):
+    def measure(self, loads: list[Load], rounds: int, warm_up: int = WARM_UP) -> None:
+        for _ in range(warm_up):
             for load in loads:
                 load.run()
         for _ in range(rounds):
