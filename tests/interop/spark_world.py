@@ -80,6 +80,7 @@ class Proxy:
         self.stalls_left = 0
         self.connections = 0
         self._closed = False
+        self._peers: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, times: int, after_bytes: int) -> None:
@@ -88,6 +89,12 @@ class Proxy:
 
     def stall(self, times: int) -> None:
         self.stalls_left = times
+
+    def hang_up(self) -> None:
+        """Close the connections that are open now, as a server does with idle ones."""
+        for peer in self._peers:
+            peer.shutdown(socket.SHUT_RDWR)
+        self._peers = []
 
     def close(self) -> None:
         self._closed = True
@@ -100,6 +107,7 @@ class Proxy:
             except OSError:
                 return
             self.connections += 1
+            self._peers.append(peer)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:

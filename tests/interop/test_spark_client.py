@@ -74,6 +74,15 @@ def test_the_next_endpoint_is_tried(world: World) -> None:
         assert set(reader.bounds("numbers")) == {("numbers", 0)}
 
 
+def test_a_connection_that_was_closed_while_idle_is_no_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    with proxy(world.port) as between, client(between.port, retries=0) as reader:
+        found = reader.bounds("numbers")
+        between.hang_up()
+        assert reader.bounds("numbers") == found
+        assert between.connections == 2
+    assert not caplog.records
+
+
 def test_errors_have_the_class_that_they_have_in_the_broker(world: World) -> None:
     with client(world.port) as reader:
         with pytest.raises(StreamNotFound):

@@ -10,6 +10,7 @@ import http.client
 import json
 import logging
 import random
+import selectors
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,8 @@ class Client:
             return json.loads(data)
 
     def _send(self, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        if self._http is not None and _is_over(self._http):
+            self.close()
         if self._http is None:
             self._http = self._connect()
         if self._to.token:
@@ -244,6 +247,15 @@ class Client:
 
     def release_plan(self, plan: str) -> None:
         self.delete(f"/api/v1/plans/{quote(plan, safe='')}")
+
+
+def _is_over(connection: http.client.HTTPConnection) -> bool:
+    """Whether the broker has closed a connection that waits for its next request, as it does with idle ones."""
+    if connection.sock is None:
+        return False
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class _Body:
