@@ -488,6 +488,8 @@ def test_descriptors_are_bounded_private_and_given_back(where: Path, open_medium
         assert not (ours and os.get_inheritable(int(fd.name)))
     owner.medium.delete(last - 1)
     assert owner.sync() is None
+    for sweeper in owner.medium._sweepers:
+        sweeper.join()
     assert not [path for path in descriptors(where) if f"{last - 1:08d}" in path]
     owner.medium.close()
     assert descriptors(where) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rookery._bytes import BytesWriter
@@ -155,6 +155,31 @@ def test_routes_are_shared_unless_they_carry_a_history() -> None:
     assert letter.route is not first.route
     assert letter.route.deaths[0].expiration_ms == 5
     assert len(routes) == 1
+
+
+SHAPE = st.tuples(st.sampled_from(["", "x", "exchange"]), st.text(max_size=20), st.binary(max_size=20), st.booleans())
+
+
+@given(st.lists(SHAPE, min_size=2, max_size=2))
+@example([("x", "k", b"", False), ("x", "k", b"", False)])
+@example([("x", "key.12345678", b"0123456789", False), ("x", "key.12345678", b"0123456780", False)])
+@example([("x", "k", b"p", False), ("x", "k", b"p", True)])
+@example([("x", "k", b"p", True), ("x", "k", b"p", False)])
+def test_a_message_like_the_one_before_it_shares_what_is_the_same(shapes: list[tuple[str, str, bytes, bool]]) -> None:
+    messages = []
+    for exchange, key, props, dead in shapes:
+        route = Route(exchange, key)
+        if dead:
+            route.origin_id = 1
+            route.deaths = [Death("q", "expired", "", "", "q", 0, 1, 1, 1, 5)]
+        messages.append(Message(route, props, b"body", 1, 0, 0, DEAD if dead else PERSISTENT))
+    one, other = (put(message, [(1, 1, 0, 0, 0, 0)]) for message in messages)
+    first = records.read_message(one, {})
+    second = records.read_message(b"before" + other, {}, 6, first)
+    assert facts(second) == facts(messages[1])
+    alike = shapes[0][:2] == shapes[1][:2] and not (shapes[0][3] or shapes[1][3])
+    assert (second.route is first.route) == alike
+    assert second.props is first.props or second.props != first.props
 
 
 def test_a_long_key_and_a_large_body() -> None:

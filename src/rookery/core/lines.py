@@ -192,6 +192,7 @@ class Lines:
         assert paged is not None
         loaded: i64 = 0
         line: list[Entry | None] = []
+        last: Message | None = None
         while paged.count and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
             page = paged.front()
             at = page.head
@@ -199,7 +200,8 @@ class Lines:
             n: i64 = 0
             while at < end and loaded < LOAD_BYTES and len(line) < LOAD_ENTRIES:
                 if page.places[at]:
-                    entry = self._read(page, at)
+                    entry = self._read(page, at, last)
+                    last = entry.message
                     line.append(entry)
                     if timing.expiry_of(entry):
                         timing.index_expiry(entry)
@@ -210,11 +212,11 @@ class Lines:
         level.line = line
         level.head = 0
 
-    def _read(self, page: Page, at: i64) -> Entry:
-        """Have a paged entry in memory again."""
+    def _read(self, page: Page, at: i64, like: Message | None) -> Entry:
+        """Have a paged entry in memory again; its message may be `like` the one before it."""
         queue = self._queue
         meta = page.meta[at]
-        message = queue.shard.fetch(page.places[at])
+        message = queue.shard.fetch(page.places[at], like)
         entry = Entry(message, page.seqs[at], page.times[at])
         entry.attempts = i32((meta & 0xFFFFFFFF) >> 1)
         entry.redelivered = meta & 1 != 0
@@ -279,7 +281,7 @@ class Lines:
             if found is None:
                 continue
             at = found.find(seq)
-            entry = self._read(found, at)
+            entry = self._read(found, at, None)
             paged.take_out(found, at)
             queue.ready -= 1
             queue.leave(entry, "expired", "")

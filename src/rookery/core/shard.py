@@ -115,10 +115,10 @@ class Shard:
     def short_of_memory(self) -> bool:
         return self.memory_bytes > self.page_bytes
 
-    def fetch(self, place: i64) -> Message:
-        """The message at a place, read back."""
+    def fetch(self, place: i64, like: Message | None) -> Message:
+        """The message at a place, read back; it may be `like` the one before it."""
         at = self._look_at(place)
-        message = records.read_message(self._window, self._routes, at)
+        message = records.read_message(self._window, self._routes, at, like)
         if place & SPILLED:
             assert self.pager is not None
             self.pager.forget(place)

@@ -78,6 +78,7 @@ class FileMedium(Medium):
         self._unusable: str | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._sweepers: list[threading.Thread] = []
 
     # Ownership
 
@@ -245,6 +246,8 @@ class FileMedium(Medium):
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
+        for sweeper in self._sweepers:
+            sweeper.join()
         if self._tail is not None:
             with contextlib.suppress(OSError):
                 if self._failure is None:
@@ -458,10 +461,27 @@ class FileMedium(Medium):
     def _delete(self, segment: int) -> None:
         self._sync()
         assert self._tail is None or segment != self._tail.number, "the last segment cannot be deleted"
-        self._readers.remove(segment, self._path(segment))
-        disk.sync_directory(self._directory_fd)
+        path = self._path(segment)
+        last = -1
+        if os.name == "posix":
+            # The system takes 20 ms to let go of 64 MiB; while someone has the file open, only its name goes.
+            with contextlib.suppress(OSError):
+                last = disk.open_file(path, os.O_RDONLY)
+        try:
+            self._readers.remove(segment, path)
+            disk.sync_directory(self._directory_fd)
+        finally:
+            if last >= 0:
+                self._let_go(last)
         self._deleted.discard(segment)
         self._reserve.take()
+
+    def _let_go(self, fd: int) -> None:
+        """Close the last descriptor of a deleted file, beside whatever else there is to do."""
+        self._sweepers = [each for each in self._sweepers if each.is_alive()]
+        sweeper = threading.Thread(target=os.close, args=(fd,), name="rookery-sweeper", daemon=True)
+        self._sweepers.append(sweeper)
+        sweeper.start()
 
 
 class _Tail:

@@ -535,8 +535,28 @@ def join_record(envelope: bytes, body: bytes, partition: i64, offset: i64, stamp
     return w.getvalue()
 
 
-def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0) -> Message:
-    """The message of the PUT or RECORD at `pos`; routes that many messages share are found in `routes`."""
+def _stands_at(data: bytes, pos: i64, sought: bytes) -> bool:
+    """Whether these bytes stand there."""
+    n: i64 = len(sought)
+    if pos + n > len(data):
+        return False
+    i: i64 = 0
+    while i + 8 <= n:
+        if read_i64_be(data, pos + i) != read_i64_be(sought, i):
+            return False
+        i += 8
+    while i < n:
+        if data[pos + i] != sought[i]:
+            return False
+        i += 1
+    return True
+
+
+def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0, like: Message | None = None) -> Message:
+    """The message of the PUT or RECORD at `pos`; routes that many messages share are found in `routes`.
+
+    `like` is one that was read before and is likely to have the same route and properties: those are shared then.
+    """
     head: i64 = pos + (_PUT_HEAD if i64(data[pos]) == PUT else _RECORD_HEAD)
     flags: i32 = i32(data[head + 8])
     options: i64 = i64(data[head + 9])
@@ -556,24 +576,33 @@ def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0) -> Messa
         size = i64(read_i32_be(data, at + 8))
         history = data[at + 12 : at + 12 + size]
         at += 12 + size
-    start = at
-    exchange_end = at + 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
-    at = exchange_end + 2 + (i64(read_i16_be(data, exchange_end)) & 0xFFFF)
-    wire = data[start:at]
-    route = routes.get(wire) if not origin else None
-    if route is None:
-        route = Route(
-            data[start + 2 : exchange_end].decode("utf-8", "surrogateescape"),
-            data[exchange_end + 2 : at].decode("utf-8", "surrogateescape"),
-        )
-        route.record = wire
-        if origin:
-            route.origin_id = origin
-            route.deaths = decode_history(history)
-        elif len(routes) < 10_000:
-            routes[wire] = route
+    if like is not None and not origin and not like.route.origin_id and _stands_at(data, at, like.route.record):
+        route = like.route
+        at += len(route.record)
+    else:
+        start = at
+        exchange_end = at + 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
+        at = exchange_end + 2 + (i64(read_i16_be(data, exchange_end)) & 0xFFFF)
+        wire = data[start:at]
+        known = routes.get(wire) if not origin else None
+        if known is not None:
+            route = known
+        else:
+            route = Route(
+                data[start + 2 : exchange_end].decode("utf-8", "surrogateescape"),
+                data[exchange_end + 2 : at].decode("utf-8", "surrogateescape"),
+            )
+            route.record = wire
+            if origin:
+                route.origin_id = origin
+                route.deaths = decode_history(history)
+            elif len(routes) < 10_000:
+                routes[wire] = route
     size = i64(read_i32_be(data, at))
-    props = data[at + 4 : at + 4 + size]
+    if like is not None and len(like.props) == size and _stands_at(data, at + 4, like.props):
+        props = like.props
+    else:
+        props = data[at + 4 : at + 4 + size]
     at += 4 + size
     size = i64(read_i32_be(data, at))
     body = data[at + 4 : at + 4 + size]
