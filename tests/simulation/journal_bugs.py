@@ -95,6 +95,12 @@ JOURNAL_BUGS = (
         "        if len(self._exits):\n            w.write(",
         "        if len(self._exits) and self.puts:\n            w.write(",
     ),
+    _bug(
+        "of a run of exits only the first counts",
+        "store/recovery.py",
+        "            end = seq + reader.count\n",
+        "            end = seq + 1\n",
+    ),
     # what is written of a message
     _bug(
         "a message is written without its delay",

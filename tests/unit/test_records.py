@@ -13,7 +13,7 @@ from rookery.errors import InvalidArgument
 from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN, Death, Message, Route
 from rookery.store import records
 from rookery.store.compression import packer
-from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TIMES = st.integers(0, NEVER)
@@ -205,14 +205,17 @@ def test_compression_keeps_the_size_of_what_was_compressed(compression: str) -> 
 @given(NUMBERS, TIMES, NUMBERS, TIMES, NUMBERS, st.integers(0, 1))
 def test_settles_and_returns(queue: int, seq: int, segment: int, due_ms: int, attempts: int, flags: int) -> None:
     w = BytesWriter()
-    records.write_exit(w, queue, seq, segment)
-    assert len(w) == records.EXIT_BYTES
+    records.write_exits(w, queue, seq, segment, 1)
+    records.write_exits(w, queue, seq, segment, 7)
+    assert len(w) == records.EXIT_BYTES + records.EXITS_BYTES
     records.write_back(w, queue, seq, segment, due_ms, attempts, flags)
     records.write_ids(w, seq)
     records.write_retired(w, segment)
     reader = reader_of(w.getvalue())
     assert reader.next()
-    assert (reader.kind, reader.queue, reader.seq, reader.segment) == (EXIT, queue, seq, segment)
+    assert (reader.kind, reader.queue, reader.seq, reader.segment, reader.count) == (EXIT, queue, seq, segment, 1)
+    assert reader.next()
+    assert (reader.kind, reader.queue, reader.seq, reader.segment, reader.count) == (EXITS, queue, seq, segment, 7)
     assert reader.next()
     assert (reader.kind, reader.queue, reader.seq, reader.segment) == (BACK, queue, seq, segment)
     assert (reader.due_ms, reader.attempts, reader.flags) == (due_ms, attempts, flags)
@@ -239,22 +242,22 @@ def test_documents(kind: int, document: Any) -> None:
     assert not reader.next()
 
 
-@given(st.lists(st.tuples(NUMBERS, TIMES, st.integers(1, 5)), max_size=30))
-def test_settles_are_counted_by_segment(exits: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(NUMBERS, TIMES, st.integers(1, 5), st.integers(1, 3)), max_size=30))
+def test_settles_are_counted_by_segment(exits: list[tuple[int, int, int, int]]) -> None:
     w = BytesWriter()
     records.write_ids(w, 9)
     start = len(w)
-    for queue, seq, segment in exits:
-        records.write_exit(w, queue, seq, segment)
-    counts = records.exits_by_segment(w.getvalue(), start)
-    assert counts == {s: sum(1 for e in exits if e[2] == s) for s in {e[2] for e in exits}}
+    for queue, seq, segment, count in exits:
+        records.write_exits(w, queue, seq, segment, count)
+    sizes = records.exits_by_segment(w.getvalue(), start)
+    assert sizes == {s: sum(17 if e[3] == 1 else 21 for e in exits if e[2] == s) for s in {e[2] for e in exits}}
 
 
 # What is no record
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    for kind in (0, 10, 255):
+    for kind in (0, 11, 255):
         with pytest.raises(InvalidArgument):
             reader_of(bytes([kind]) + bytes(40)).next()
 
@@ -266,9 +269,13 @@ def test_a_record_that_reaches_past_its_batch_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         Reader(padded, 0, len(record) - 1).next()
     w = BytesWriter()
-    records.write_exit(w, 1, 1, 1)
+    records.write_exits(w, 1, 1, 1, 1)
     with pytest.raises(InvalidArgument):
         Reader(w.getvalue() + bytes(50), 0, 16).next()
+    w = BytesWriter()
+    records.write_exits(w, 1, 1, 1, 2)
+    with pytest.raises(InvalidArgument):
+        Reader(w.getvalue() + bytes(50), 0, 20).next()
 
 
 @given(

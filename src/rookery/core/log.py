@@ -78,6 +78,12 @@ class Log:
         self._back_queues: list[Queue] = []
         self._backs: list[Entry] = []
         self._exits = BytesWriter()
+        # the exits noted last, as long as they are of one sequence after the other; none when both are 0
+        self._run_queue: i64 = 0
+        self._run_segment: i64 = 0
+        self._run_first: i64 = 0
+        self._run_end: i64 = 0
+        self.exits_at: i64 = 0
         self._partitions: list[Partition] = []
         self._appended: list[Message] = []
         self._offsets: vec[i64] = vec[i64]()
@@ -134,14 +140,26 @@ class Log:
 
     def exit(self, queue: Queue, entry: Entry) -> None:
         """A written placement left."""
-        segment = entry.message.segment
-        records.write_exit(self._exits, queue.number, entry.seq, segment)
-        self.died(segment)
+        self.exit_paged(queue.number, entry.seq, entry.message.segment)
 
     def exit_paged(self, queue: i64, seq: i64, segment: i64) -> None:
         """A paged placement left without being read back."""
-        records.write_exit(self._exits, queue, seq, segment)
+        if seq == self._run_end and segment == self._run_segment and queue == self._run_queue:
+            self._run_end = seq + 1
+        else:
+            self._end_run()
+            self._run_queue = queue
+            self._run_segment = segment
+            self._run_first = seq
+            self._run_end = seq + 1
         self.died(segment)
+
+    def _end_run(self) -> None:
+        count = self._run_end - self._run_first
+        if count:
+            records.write_exits(self._exits, self._run_queue, self._run_first, self._run_segment, count)
+        self._run_first = 0
+        self._run_end = 0
 
     def move_paged(self, queue: Queue, seq: i64, record: bytes) -> None:
         """A paged placement is to be written again, because its segment retires; `record` is the PUT it stands in."""
@@ -240,7 +258,7 @@ class Log:
     # Taking
 
     def pending(self) -> bool:
-        if self._entries or self._appended or len(self._exits) > 0 or self._definitions or self._changes:
+        if self._entries or self._appended or self._run_end or self._definitions or self._changes:
             return True
         return bool(self._moved_records or self._backs or self._moved or self._moved_paged)
 
@@ -287,6 +305,8 @@ class Log:
         if n:
             self._backs = []
             self._back_queues = []
+        self._end_run()
+        self.exits_at = len(w)
         if len(self._exits):
             w.write(self._exits.getvalue())
             self._exits = BytesWriter()

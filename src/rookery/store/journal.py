@@ -28,7 +28,7 @@ from rookery.store import changes, records
 from rookery.store.compression import packer
 from rookery.store.medium import Medium
 from rookery.store.pager import JournalPager
-from rookery.store.records import BACK, DEFINE, EXIT, MARK, PUT, RECORD, STATE
+from rookery.store.records import BACK, DEFINE, EXIT, EXITS, MARK, PUT, RECORD, STATE
 from rookery.store.recovery import READ_BYTES, Recovery, Window
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -59,8 +59,8 @@ SYNCS: Final = ("always", "interval", "os")
 
 
 class _Segment:
-    """A piece of the journal, and what is in it: bytes in all, bytes of state, dedup keys, messages, and settles by the
-    segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is left alone.
+    """A piece of the journal, and what is in it: bytes in all, bytes of state, dedup keys, messages, and bytes of
+    settles by the segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is left alone.
     """
 
     def __init__(self, number: int, size: int, marks: int, messages: int) -> None:
@@ -73,8 +73,8 @@ class _Segment:
         self.kept_until_ms = 0
 
     def count_exits(self, exits: dict[int, int]) -> None:
-        for segment, count in exits.items():
-            self.exits[segment] = self.exits.get(segment, 0) + count
+        for segment, size in exits.items():
+            self.exits[segment] = self.exits.get(segment, 0) + size
 
     def grown(self) -> int:
         """How much was written beside the state: a large one must not make every batch begin a segment."""
@@ -317,9 +317,8 @@ class Journal:
             log.ids_ceiling = self.shard.last_id + (1 << 20)
             log.note_ids(log.ids_ceiling)
         segment.marks += int(log.marks)
-        exits = len(log._exits)
         payload = log.take(segment.number, segment.size)
-        segment.count_exits(records.exits_by_segment(payload, len(payload) - exits))
+        segment.count_exits(records.exits_by_segment(payload, log.exits_at))
         segment.count_exits(self._carried_exits)
         self._carried_exits = {}
         segment.messages += int(log.puts)
@@ -519,10 +518,10 @@ class Journal:
         and the live share of its messages.
         """
         here = segment.number
-        exits = sum(count for number, count in segment.exits.items() if number != here and number in numbers)
+        exits = sum(size for number, size in segment.exits.items() if number != here and number in numbers)
         live = int(self.log.live(here))
-        rest = segment.grown() - records.EXIT_BYTES * sum(segment.exits.values())
-        return records.EXIT_BYTES * exits + max(0, rest) * live // max(segment.messages, live, 1)
+        rest = segment.grown() - sum(segment.exits.values())
+        return exits + max(0, rest) * live // max(segment.messages, live, 1)
 
     # Closing
 
@@ -617,11 +616,12 @@ class _Retiring:
             partition = journal.shard.partitions.get(number)
             if partition is not None and partition.holds(at, here << PLACE_BITS | offset):
                 journal.log.move_record(partition, at, reader.raw())
-        elif kind == EXIT:
+        elif kind in (EXIT, EXITS):
             if reader.segment != here and journal.has_segment(int(reader.segment)):
                 journal.log.note_raw(reader.raw())
                 carried = journal._carried_exits
-                carried[int(reader.segment)] = carried.get(int(reader.segment), 0) + 1
+                size = int(reader.stop - reader.start)
+                carried[int(reader.segment)] = carried.get(int(reader.segment), 0) + size
         elif kind == BACK:
             # as it is now: a later return may stand in another segment
             queue = journal.shard.numbered.get(int(reader.queue))

@@ -7,6 +7,7 @@ skip what it does not want. Numbers are big-endian.
 
     PUT      a message and where it is placed: one (queue, seq, enqueued, due, attempts, flags) per queue that holds it
     EXIT     a placement left its queue, however it left; names the segment that holds its PUT
+    EXITS    the same of a run of placements, one sequence after the other
     BACK     a placement came back from a lease: its attempts, and when it is due
     DEFINE   a change of definitions, as JSON
     MARK     a dedup key was used
@@ -38,6 +39,7 @@ MAGIC_BYTES: Final = b"RKB1"
 BATCH_HEADER_BYTES: Final[i64] = 36
 PLACEMENT_BYTES: Final[i64] = 33
 EXIT_BYTES: Final[i64] = 17
+EXITS_BYTES: Final[i64] = 21
 
 PUT: Final[i64] = 1
 EXIT: Final[i64] = 2
@@ -48,6 +50,7 @@ STATE: Final[i64] = 6
 IDS: Final[i64] = 7
 RETIRED: Final[i64] = 8
 RECORD: Final[i64] = 9
+EXITS: Final[i64] = 10
 
 _PUT_HEAD: Final[i64] = 5
 _RECORD_HEAD: Final[i64] = 25
@@ -225,30 +228,34 @@ def end_put(w: BytesWriter, at: i64) -> None:
     _patch_length(w, at)
 
 
-def write_exit(w: BytesWriter, queue: i64, seq: i64, segment: i64) -> None:
-    w.append(u8(EXIT))
+def write_exits(w: BytesWriter, queue: i64, first: i64, segment: i64, count: i64) -> None:
+    """Write that so many placements left, from this sequence on: an EXIT, or an EXITS."""
+    w.append(u8(EXIT if count == 1 else EXITS))
     write_i32_be(w, i32(queue))
-    write_i64_be(w, seq)
+    write_i64_be(w, first)
     write_i32_be(w, i32(segment))
+    if count != 1:
+        write_i32_be(w, i32(count))
 
 
 def exits_by_segment(payload: bytes, pos: i64) -> dict[int, int]:
-    """How many of the EXIT records from here to the end name each segment."""
-    counts: dict[int, int] = {}
+    """How many bytes of the EXIT and EXITS records from here to the end are about each segment."""
+    sizes: dict[int, int] = {}
     last: i64 = -1
     run: i64 = 0
     while pos < len(payload):
         segment = i64(read_i32_be(payload, pos + 13))
         if segment != last:
             if run:
-                counts[last] = counts.get(last, 0) + run
+                sizes[last] = sizes.get(last, 0) + run
             last = segment
             run = 0
-        run += 1
-        pos += EXIT_BYTES
+        size = EXIT_BYTES if i64(payload[pos]) == EXIT else EXITS_BYTES
+        run += size
+        pos += size
     if run:
-        counts[last] = counts.get(last, 0) + run
-    return counts
+        sizes[last] = sizes.get(last, 0) + run
+    return sizes
 
 
 def write_back(w: BytesWriter, queue: i64, seq: i64, segment: i64, due_ms: i64, attempts: i64, flags: i64) -> None:
@@ -333,9 +340,10 @@ class Reader:
         self.kind: i64 = 0
         self.start: i64 = 0
         self.stop: i64 = 0
-        # placements, exits and backs; of a record, its partition, offset and time
+        # placements, exits (so many, from `seq` on) and backs; of a record, its partition, offset and time
         self.queue: i64 = 0
         self.seq: i64 = 0
+        self.count: i64 = 0
         self.segment: i64 = 0
         self.enqueued_ms: i64 = 0
         self.due_ms: i64 = 0
@@ -360,11 +368,16 @@ class Reader:
         self.start = pos
         kind: i64 = i64(data[pos])
         self.kind = kind
-        if kind == EXIT:
+        if kind == EXIT or kind == EXITS:
             self.queue = i64(read_i32_be(data, pos + 1))
             self.seq = read_i64_be(data, pos + 5)
             self.segment = i64(read_i32_be(data, pos + 13))
-            self.stop = pos + EXIT_BYTES
+            if kind == EXIT:
+                self.count = 1
+                self.stop = pos + EXIT_BYTES
+            else:
+                self.count = i64(read_i32_be(data, pos + 17))
+                self.stop = pos + EXITS_BYTES
         elif kind == PUT:
             self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
             self.number = read_i64_be(data, pos + _PUT_HEAD)
@@ -541,10 +554,16 @@ def _stands_at(data: bytes, pos: i64, sought: bytes) -> bool:
     if pos + n > len(data):
         return False
     i: i64 = 0
-    while i + 8 <= n:
-        if read_i64_be(data, pos + i) != read_i64_be(sought, i):
-            return False
-        i += 8
+    if n >= 8:
+        # eight at a time; the last eight may overlap those before them
+        while i < n - 8:
+            if read_i64_be(data, pos + i) != read_i64_be(sought, i):
+                return False
+            i += 8
+        return read_i64_be(data, pos + n - 8) == read_i64_be(sought, n - 8)
+    if n >= 4:
+        head = read_i32_be(data, pos) == read_i32_be(sought, 0)
+        return head and read_i32_be(data, pos + n - 4) == read_i32_be(sought, n - 4)
     while i < n:
         if data[pos + i] != sought[i]:
             return False
@@ -558,8 +577,9 @@ def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0, like: Me
     `like` is one that was read before and is likely to have the same route and properties: those are shared then.
     """
     head: i64 = pos + (_PUT_HEAD if i64(data[pos]) == PUT else _RECORD_HEAD)
-    flags: i32 = i32(data[head + 8])
-    options: i64 = i64(data[head + 9])
+    both = i32(read_i16_be(data, head + 8)) & 0xFFFF
+    flags: i32 = both >> 8
+    options: i64 = i64(both & 255)
     at: i64 = head + 10
     priority: i64 = 0
     expires_ms: i64 = 0

@@ -23,7 +23,7 @@ from rookery.errors import StoreDamaged, StoreError
 from rookery.model import Message, Route
 from rookery.store import records
 from rookery.store.compression import NEEDS_ZSTD, is_available
-from rookery.store.records import BACK, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.records import BACK, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 
 CHUNK: Final[i64] = 4096
 READ_BYTES: Final[i64] = 4 << 20
@@ -219,15 +219,19 @@ class Recovery:
             self.placements[segment] = self.placements.get(segment, 0) + 1
             if reader.number > self._shard.last_id:
                 self._shard.last_id = reader.number
-        elif kind == EXIT:
+        elif kind == EXIT or kind == EXITS:
             places = self._places_of(reader.queue)
-            if places.get(reader.seq) >> PLACE_BITS == reader.segment:
-                places.set(reader.seq, 0)
+            seq = reader.seq
+            end = seq + reader.count
+            while seq < end:
+                if places.get(seq) >> PLACE_BITS == reader.segment:
+                    places.set(seq, 0)
+                seq += 1
             exits = self.exits.get(segment)
             if exits is None:
                 exits = {}
                 self.exits[segment] = exits
-            exits[reader.segment] = exits.get(reader.segment, 0) + 1
+            exits[reader.segment] = exits.get(reader.segment, 0) + (reader.stop - reader.start)
         elif kind == BACK:
             self._places_of(reader.queue).backs[reader.seq] = (reader.due_ms, reader.attempts, reader.flags)
         elif kind == IDS:

@@ -27,7 +27,7 @@ from rookery.store import changes, disk, lost, records
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from rookery.store.lost import LOST, Lists, missing
-from rookery.store.records import BACK, DEFINE, EXIT, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
+from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 from rookery.store.recovery import Tail
 from rookery.store.segments import Segments, sealed_files
 
@@ -434,10 +434,11 @@ class _Repair:
             return self._is_message(reader, sure)
         if kind == RECORD:
             return self._is_record(reader, sure)
-        if kind == IDS or kind == RETIRED or kind == EXIT or kind == BACK:
+        if kind in (IDS, RETIRED, EXIT, EXITS, BACK):
             if kind == IDS and sure:
                 self._top_id = max(self._top_id, int(reader.number))
-            self._report.settles_left_out += kind == EXIT and not sure
+            if kind in (EXIT, EXITS) and not sure:
+                self._report.settles_left_out += int(reader.count)
             return sure
         document = reader.document()
         if kind == MARK:
