@@ -60,7 +60,8 @@ SYNCS: Final = ("always", "interval", "os")
 
 class _Segment:
     """A piece of the journal, and what is in it: bytes in all, bytes of state, dedup keys, messages, and bytes of
-    settles by the segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is left alone.
+    settles by the segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is
+    left alone.
     """
 
     def __init__(self, number: int, size: int, marks: int, messages: int) -> None:
