@@ -15,7 +15,7 @@ from typing import Final
 from rookery._bytes import read_i32_be
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS, SPILLED, Pager
 
-WINDOW_BYTES: Final = 1 << 18
+WINDOW_BYTES: Final = 1 << 19
 UNWRITTEN_BYTES: Final = 256 << 10
 SPILL_BYTES: Final = 64 << 20
 
