@@ -473,7 +473,8 @@ def test_a_callback_cannot_close_the_medium(open_medium: OpenMedium) -> None:
 
 @LINUX
 def test_descriptors_are_bounded_private_and_given_back(where: Path, open_medium: OpenMedium) -> None:
-    owner = Owner(open_medium(segment_bytes=0))
+    medium = open_medium(segment_bytes=0)
+    owner = Owner(medium)
     last = disk.READERS_MAX + 20
     for number in range(1, last + 1):
         assert owner.append(b"%d" % number, roll=True, sync=False) is None
@@ -488,7 +489,7 @@ def test_descriptors_are_bounded_private_and_given_back(where: Path, open_medium
         assert not (ours and os.get_inheritable(int(fd.name)))
     owner.medium.delete(last - 1)
     assert owner.sync() is None
-    for sweeper in owner.medium._sweepers:
+    for sweeper in medium._sweepers:
         sweeper.join()
     assert not [path for path in descriptors(where) if f"{last - 1:08d}" in path]
     owner.medium.close()
