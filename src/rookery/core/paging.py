@@ -64,8 +64,9 @@ class MemoryPager(Pager):
 
 @final
 class Page:
-    """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered, `expires` the message's own
-    expiry or 0; `due_ms` is when the first of them expires, by that or by the queue's time to live.
+    """Up to a thousand paged entries. `meta` is size << 32 | attempts << 1 | redelivered; `expires` has the messages'
+    own expiries, 0 for none, and is empty while none has one. `due_ms` is when the first of them expires, by that or by
+    the queue's time to live.
     """
 
     def __init__(self) -> None:
@@ -73,16 +74,19 @@ class Page:
         self.places: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.times: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
         self.meta: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
-        self.expires: vec[i64] = vec[i64](capacity=PAGE_ENTRIES)
+        self.expires: vec[i64] = vec[i64]()
         self.head: i64 = 0
         self.due_ms: i64 = NEVER
 
     def add(self, seq: i64, place: i64, enqueued_ms: i64, meta: i64, expires_ms: i64) -> None:
+        if expires_ms or len(self.expires):
+            while len(self.expires) < len(self.seqs):
+                self.expires = append(self.expires, 0)
+            self.expires = append(self.expires, expires_ms)
         self.seqs = append(self.seqs, seq)
         self.places = append(self.places, place)
         self.times = append(self.times, enqueued_ms)
         self.meta = append(self.meta, meta)
-        self.expires = append(self.expires, expires_ms)
 
     def find(self, seq: i64) -> i64:
         """The index of a sequence, -1 when it is not here."""
@@ -101,7 +105,7 @@ class Page:
 
     def expiry(self, at: i64, ttl_ms: i64) -> i64:
         """When an entry expires in a queue of this time to live (-1: none), NEVER if it does not."""
-        due = self.expires[at] or NEVER
+        due = (self.expires[at] or NEVER) if len(self.expires) else NEVER
         if ttl_ms >= 0 and self.times[at] + ttl_ms < due:
             due = self.times[at] + ttl_ms
         return due
