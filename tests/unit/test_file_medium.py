@@ -496,6 +496,25 @@ def test_descriptors_are_bounded_private_and_given_back(where: Path, open_medium
     assert descriptors(where) == []
 
 
+@LINUX
+def test_a_segment_is_deleted_also_where_no_thread_can_be_started(
+    where: Path, open_medium: OpenMedium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(open_medium())
+    for data in (b"one", b"two"):
+        assert owner.append(data, roll=True) is None
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        owner.medium.delete(1)
+        assert owner.sync() is None
+    assert not [path for path in descriptors(where) if "00000001" in path]
+    assert [number for number, _ in owner.medium.segments()] == [2]
+
+
 # Syncs, in their order
 
 

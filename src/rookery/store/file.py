@@ -480,8 +480,13 @@ class FileMedium(Medium):
         """Close the last descriptor of a deleted file, beside whatever else there is to do."""
         self._sweepers = [each for each in self._sweepers if each.is_alive()]
         sweeper = threading.Thread(target=os.close, args=(fd,), name="rookery-sweeper", daemon=True)
-        self._sweepers.append(sweeper)
-        sweeper.start()
+        try:
+            sweeper.start()
+        except RuntimeError:
+            # There are as many threads as there may be.
+            os.close(fd)
+        else:
+            self._sweepers.append(sweeper)
 
 
 class _Tail:
