@@ -194,23 +194,23 @@ class Reserve:
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._size = size
-        self._held = size == 0
+        self.held = size == 0
 
     def take(self) -> bool:
         """Hold the space if there is room for it; whether it is held."""
-        if self._held:
+        if self.held:
             return True
         try:
             fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
             try:
-                self._held = self._fill(fd)
+                self.held = self._fill(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             if error.errno not in NOT_NOW:
                 raise
             self._path.unlink(missing_ok=True)
-        return self._held
+        return self.held
 
     def _fill(self, fd: int) -> bool:
         size = self._size
@@ -235,7 +235,7 @@ class Reserve:
             return False
         if self._size == 0 or size == 0:
             return False
-        self._held = False
+        self.held = False
         self._path.unlink()
         return True
 

@@ -463,8 +463,9 @@ class FileMedium(Medium):
         assert self._tail is None or segment != self._tail.number, "the last segment cannot be deleted"
         path = self._path(segment)
         last = -1
-        if os.name == "posix":
-            # The system takes 20 ms to let go of 64 MiB; while someone has the file open, only its name goes.
+        if os.name == "posix" and self._reserve.held:
+            # The system takes 20 ms to let go of 64 MiB; while someone has the file open, only its name goes. On a full
+            # disk the space comes first.
             with contextlib.suppress(OSError):
                 last = disk.open_file(path, os.O_RDONLY)
         try:
