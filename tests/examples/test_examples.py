@@ -67,6 +67,8 @@ def promised(example: Path) -> str:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_what_it_promises(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1]), "PYTHONWARNINGS": "error"}
+    # an example runs pytest
+    environment.pop("PYTEST_ADDOPTS", None)
     run = subprocess.run(
         [sys.executable, str(example)],
         capture_output=True,
