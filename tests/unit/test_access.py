@@ -806,3 +806,11 @@ def test_a_certificate_stands_for_the_password_of_its_user() -> None:
             access.check_certified(nobody, None)
     access.delete_user("ada")
     assert not access.still_valid(principal)
+
+
+@given(st.binary(min_size=8, max_size=9))
+def test_an_id_can_be_typed_as_an_argument_of_a_command(data: bytes) -> None:
+    found = credentials.typed_id(data)
+    assert found[1:] == credentials.base64url(data)[1:]
+    assert not found.startswith("-")
+    assert credentials.typed_id(b"\xfb" + data).startswith("A")

@@ -42,6 +42,7 @@ from rookery.core.credentials import (
     base64url,
     hash_password,
     split_key,
+    typed_id,
     unmatched_hash,
     utf8,
     verify_password,
@@ -394,7 +395,7 @@ class Access:
 
     def _new_kid(self) -> str:
         for _ in range(8):
-            kid = base64url(self._draw(KID_BYTES))
+            kid = typed_id(self._draw(KID_BYTES))
             if kid not in self._keys and kid not in self._users:
                 return kid
         raise AssertionError("random_bytes repeats itself")

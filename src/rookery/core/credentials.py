@@ -290,6 +290,12 @@ def base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
+def typed_id(data: bytes) -> str:
+    """Random bytes as an id that can be typed: a command takes what begins with a dash for an option."""
+    text = base64url(data)
+    return "A" + text[1:] if text.startswith("-") else text
+
+
 def split_key(text: str) -> tuple[str, bytes]:
     """The kid and the secret of a key's text; a malformed text gives the id of no key and an arbitrary secret."""
     shape = _KEY_TEXT.fullmatch(text)

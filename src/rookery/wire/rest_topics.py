@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rookery.core.credentials import base64url
+from rookery.core.credentials import typed_id
 from rookery.core.queue import Queue
 from rookery.core.snapshots import exchange_stats
 from rookery.core.topology import Exchange, Tenant
@@ -140,7 +140,7 @@ class Topics:
         tenant = self._rest.tenant(call)
         calling = body.calling()
         self.topic(call, name, "read")
-        subscription_id = base64url(self._random_bytes(ID_BYTES))
+        subscription_id = typed_id(self._random_bytes(ID_BYTES))
         target = queue_name(name, subscription_id)
         call.principal.require("configure", target)
         hook = None

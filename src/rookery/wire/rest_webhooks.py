@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from rookery import properties
-from rookery.core.credentials import base64url
+from rookery.core.credentials import typed_id
 from rookery.core.topology import Tenant
 from rookery.core.webhooks import CONCURRENCY_MAX, ENDPOINT_MAX, TIMEOUT_MAX_MS, Format, Kind, Webhook
 from rookery.properties import Properties
@@ -136,7 +136,7 @@ class Hooks:
         principal = call.principal
         private = principal.admin or (principal.name == ANONYMOUS and is_local(call))
         hook = Webhook(
-            id=more.pop("id", "") or base64url(self._random_bytes(ID_BYTES)),
+            id=more.pop("id", "") or typed_id(self._random_bytes(ID_BYTES)),
             kind=kind,
             target=target,
             endpoint=said.endpoint,
