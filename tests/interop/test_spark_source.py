@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from rookery.spark.session import STREAMS_PUT, prepare
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World
 
@@ -252,3 +253,24 @@ def test_options_of_a_stream_and_of_a_batch_are_kept_apart(reading: Reading) -> 
         reading.run("ends", subscribe="x", endingOffsets="latest")
     with pytest.raises(Exception, match="a queue needs consumerGroup"):
         reading.run("nameless", queue="x")
+
+
+def test_streams_that_begin_at_once_change_no_map_that_they_share(
+    spark: SparkSession, reading: Reading, world: World
+) -> None:
+    # Spark counts what it puts there without a lock, and two at once can spoil the source for the life of Java
+    world.stream("shared", 3)
+    inside: Any = spark._jsparkSession
+    shared = inside.sessionState().dataSourceManager().lookupDataSource("rookery").dataSourceCls().envVars()
+    first = {"PYTHONPATH"}
+    for name in set(shared) - first:
+        del shared[name]
+    reading.run("unprepared", subscribe="shared", startingOffsets="earliest")
+    # these are all that a stream puts there
+    assert set(shared) == first | set(STREAMS_PUT)
+    for name in STREAMS_PUT:
+        del shared[name]
+    assert prepare(spark) is spark
+    assert dict(shared) == {"PYTHONPATH": shared["PYTHONPATH"], **STREAMS_PUT}
+    assert reading.run("prepared", subscribe="shared", startingOffsets="earliest") == [[f"m{i}" for i in range(3)]]
+    assert set(shared) == first | set(STREAMS_PUT)

