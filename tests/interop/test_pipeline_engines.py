@@ -77,16 +77,16 @@ def file(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "squares.yaml"
 
 
-def check(root: Path) -> None:
+def check(root: Path, squares: str = "squares", quarantine: str = "held", pipeline: str = "squares") -> None:
     """What comes out, worked out by hand."""
     from deltalake import DeltaTable
 
-    table: list[Any] = DeltaTable(str(root / "lake" / "squares")).to_pyarrow_table().to_pylist()
+    table: list[Any] = DeltaTable(str(root / "lake" / squares)).to_pyarrow_table().to_pylist()
     found = sorted((row["n"], row["square"], row["rest"]) for row in table)
     assert found == [(n, n * n * 2, n % 7) for n in range(ROWS) if n % 10]
-    held: list[Any] = DeltaTable(str(root / "lake" / "held")).to_pyarrow_table().to_pylist()
+    held: list[Any] = DeltaTable(str(root / "lake" / quarantine)).to_pyarrow_table().to_pylist()
     assert sorted(json.loads(row["row"])["n"] for row in held) == list(range(0, ROWS, 10))
-    assert {(row["pipeline"], *row["expectations"]) for row in held} == {("squares", "not_tenth")}
+    assert {(row["pipeline"], *row["expectations"]) for row in held} == {(pipeline, "not_tenth")}
     assert len({(row["partition"], row["offset"]) for row in table}) == len(table)
 
 
@@ -103,6 +103,26 @@ def test_a_cluster_of_processes(cluster: Driver, file: Path, tmp_path: Path, wor
     )
     assert done["state"] == "finished", done["failure"]
     check(tmp_path / "root")
+
+
+@pytest.mark.long
+def test_several_on_one_server_of_connect(file: Path, tmp_path: Path, need_java: str) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    names = ("one", "two", "three")
+    for name in names:
+        (folder / f"{name}.yaml").write_text(
+            FILE.replace("table: squares", f"table: squares_{name}").replace("table: held", f"table: held_{name}")
+        )
+    (folder / "beside.py").write_text(BESIDE)
+    with connect_server(tmp_path) as master:
+        command = [sys.executable, "-m", "rookery", "pipelines", "up", str(folder), "--once"]
+        command += ["--root", str(tmp_path / "my root"), "--master", master]
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, (ran.stdout[-3000:], ran.stderr[-3000:])
+    assert "restarting" not in ran.stdout
+    for name in names:
+        check(tmp_path / "my root", f"squares_{name}", f"held_{name}", name)
 
 
 @pytest.mark.long
@@ -123,8 +143,8 @@ def test_by_the_command_line(engine: str, file: Path, tmp_path: Path, need_java:
         if conf:
             file.write_text(f"{FILE}engine:\n  conf:\n{text}")
         command = [sys.executable, "-m", "rookery", "pipelines", "run", str(file), "--once", "--json"]
-        command += ["--root", str(tmp_path / "root"), "--master", master]
+        command += ["--root", str(tmp_path / "my root"), "--master", master]
         ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, (ran.stdout[-3000:], ran.stderr[-3000:])
     assert json.loads(ran.stdout.splitlines()[-1])["state"] == "finished"
-    check(tmp_path / "root")
+    check(tmp_path / "my root")

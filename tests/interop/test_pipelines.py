@@ -16,6 +16,7 @@ from rookery.pipelines.jobs import PipelineJob
 from rookery.pipelines.planning import plan
 from rookery.pipelines.runner import Runner
 from rookery.pipelines.spec import load
+from rookery.pipelines.worker import DOUBTED_AFTER, LOST, Worker
 from rookery.store.pipelines import Place, Status
 from tests.interop.pipeline_world import documents, publish, write
 from tests.interop.server import serving
@@ -179,6 +180,29 @@ restart: {retries: 1, backoff: 10ms}
     path.write_text(path.read_text().replace("offset < 5", "offset < 50"))
     run(spark, path, tmp_path)
     assert lake.read(spark, Place(tmp_path, "p").table("fine")).count() == 10
+
+
+def test_where_every_job_keeps_failing_another_spark_is_asked_for(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    world.stream("hard", 10)
+    names = ("first", "second")
+    text = (
+        "source: {stream: hard, startingOffsets: earliest}\nexpect: [{name: never, check: offset < 0, on_fail: fail}]\n"
+        "sink: {table: hard}\nrestart: {retries: 50, backoff: 10ms}\n"
+    )
+    jobs = [PipelineJob(load(write(tmp_path, world, text, name))) for name in names]
+    assert Worker(jobs, tmp_path, supervised=True).run() == LOST
+    before = [Place(tmp_path, name).status() for name in names]
+    assert max(status.restarts for status in before) >= DOUBTED_AFTER
+    told = str([status.error for status in before])
+    assert "a row fails the expectation never: offset < 0" in told
+    assert "(trying again with a new Spark)" in told
+    # who takes over goes on counting
+    assert Worker(jobs, tmp_path, supervised=True, again=True).run() == LOST
+    for name, earlier in zip(names, before, strict=True):
+        assert Place(tmp_path, name).status().restarts >= earlier.restarts + DOUBTED_AFTER
+    assert spark.range(3).count() == 3
 
 
 def test_a_running_pipeline_can_be_stopped_and_is_the_only_one(

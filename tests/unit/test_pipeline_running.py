@@ -125,6 +125,16 @@ def test_an_error_is_told_by_its_last_words() -> None:
         "rookery.errors.StreamNotFound: there is no stream 'orders'\n\n\tat org.apache.spark\n"
     )
     assert reason(RuntimeError(traced)) == "StreamNotFound: there is no stream 'orders'"
+    java = (
+        "[FOREACH_BATCH_USER_FUNCTION_ERROR] py4j.Py4JException: Traceback (most recent call last):\n  File x\n"
+        "py4j.protocol.Py4JJavaError: An error occurred while calling o1182.collectToPython.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure: Task serialization failed: out of luck\n"
+        "java.io.IOException: out of luck\n\tat java.base/java.io.A.b(A.java:1)\n"
+    )
+    expected = "SparkException: Job aborted due to stage failure: Task serialization failed: out of luck"
+    assert reason(RuntimeError(java)) == expected
+    inner = f"{java}\nCaused by: org.apache.spark.api.python.PythonException: {traced}"
+    assert reason(RuntimeError(inner)) == "StreamNotFound: there is no stream 'orders'"
     assert reason(RuntimeError("plain\n\nJVM stacktrace:\nx")) == "plain"
     assert reason(RuntimeError("[STREAM_FAILED] why\n=== Streaming Query ===\nIdentifier: p")) == "[STREAM_FAILED] why"
     assert reason(RuntimeError()) == "RuntimeError"

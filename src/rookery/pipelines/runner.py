@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,12 +33,19 @@ TELL_MS: Final = 5_000
 QUIET_SEC: Final = 20.0
 """How long a query that is to stop may take for the batch it is at."""
 ERROR_MAX: Final = 4_000
+BEGINNING: Final = "Initializing"
+"""How Spark's words for the state of a query begin until its sources are there."""
 
 _RAISED: Final = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*): (.+)", re.MULTILINE)
+_RAISED_BY_JAVA: Final = re.compile(r"An error occurred while calling \S+\n: (?:[\w.$]*\.)?(\w+): (.+)")
 
 
 class Runner:
-    """One job in one session. `heard` is called with each news, from the thread of `run`."""
+    """One job in one session. `heard` is called with each news, from the thread of `run`.
+
+    Queries with the same `turn`, a lock, begin one after the other. `doubted` is asked after a failure whether the
+    engine itself may be at fault. `again`: failures in a row with the engine before count.
+    """
 
     def __init__(
         self,
@@ -47,12 +55,20 @@ class Runner:
         *,
         once: bool = False,
         heard: Callable[[Status], None] | None = None,
+        turn: AbstractContextManager[object] | None = None,
+        doubted: Callable[[], bool] = lambda: False,
+        again: bool = False,
     ) -> None:
         self.job = job
         self.place = Place(root, job.name)
         self.spark = spark
         self._once = once
         self._heard = heard or (lambda _: None)
+        self._turn = turn or nullcontext()
+        self._doubted = doubted
+        self._again = again
+        self.failures = 0
+        """In a row, and with this engine."""
         self._stopping = threading.Event()
         self._seen: tuple[int, str] = (-1, "")
         self.status = Status(job.name, "starting", job.file, job.engine.master, started_ms=now_ms())
@@ -81,18 +97,23 @@ class Runner:
         while True:
             try:
                 state = self._attempt(identity.app)
-                self.status.restarts = 0
-                if state == "stopped" or self._once or not self.job.trigger.repeats:
+                if state == "stopped":
+                    return state
+                self._well()
+                if self._once or not self.job.trigger.repeats:
                     return state
                 pause = self._until_next()
                 self._tell("waiting", pause)
             except Exception as error:
                 self._failed(error)
                 if not alive(self.spark):
-                    raise EngineLost(f"{self.job.name}: Spark is gone: {self.status.error}") from error
+                    raise EngineLost(f"Spark is gone: {reason(error)}") from error
                 self.status.restarts += 1
+                self.failures += 1
                 if self.status.restarts > restart.retries or isinstance(error, RookeryError):
                     return "failed"
+                if self._doubted():
+                    raise EngineLost(f"{reason(error)} (trying again with a new Spark)") from error
                 pause = min(restart.backoff_max_ms, restart.backoff_ms * 2 ** (self.status.restarts - 1)) / 1000
                 self._tell("restarting", pause)
             if self._paused(pause):
@@ -100,7 +121,10 @@ class Runner:
 
     def _attempt(self, app: str) -> str:
         """One query from its start to its end: `finished` or `stopped`. Raises what it failed with."""
-        query = self.job.start(self.spark, self.place, app, once=self._once)
+        with self._turn:
+            query = self.job.start(self.spark, self.place, app, once=self._once)
+            while query.isActive and query.status["message"].startswith(BEGINNING) and not self._stop_wanted():
+                time.sleep(POLL_SEC / 10)
         self._tell("running")
         while not query.awaitTermination(POLL_SEC):  # type: ignore[arg-type]
             self._look(query)
@@ -147,12 +171,17 @@ class Runner:
         except RookeryError:
             return
         self.status.progress, self.status.error = before.progress, before.error
+        if self._again:
+            self.status.restarts = before.restarts
 
     def _tell(self, state: str, pause: float = 0.0) -> None:
         self.status.state = state
         self.status.next_ms = now_ms() + int(pause * 1000) if pause else 0
         self.place.tell(self.status)
         self._heard(self.status)
+
+    def _well(self) -> None:
+        self.status.restarts = self.failures = 0
 
     def _failed(self, error: BaseException) -> None:
         self.status.error = LastError(reason(error), now_ms())
@@ -166,7 +195,7 @@ class Runner:
             if mark > self._seen and each.get("numInputRows") is not None:
                 self._seen = mark
                 self.status.progress = progress(each, self.status.progress)
-                self.status.restarts = 0
+                self._well()
                 news = True
         if news:
             self._tell("running")
@@ -226,13 +255,14 @@ def _time_ms(text: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in words for a person: of a Python trace inside of Spark's words only its last line."""
+    """What went wrong, in words for a person: of a trace inside of Spark's words only what was raised."""
     text = re.split(r"\n+(?:JVM stacktrace|=== Streaming Query ===)", str(error))[0].strip() or type(error).__name__
     traced = text.rfind("Traceback (most recent call last)")
     if traced >= 0:
-        raised = _RAISED.findall(text[traced:])
+        # what Python raises for an exception of Java names only the call; that of Java is in the line below
+        raised = _RAISED_BY_JAVA.search(text, traced) or _RAISED.search(text, traced)
         if raised:
-            return f"{raised[0][0]}: {raised[0][1]}"[:ERROR_MAX]
+            return f"{raised[1]}: {raised[2]}"[:ERROR_MAX]
     return text[:ERROR_MAX]
 
 

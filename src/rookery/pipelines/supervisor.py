@@ -44,6 +44,7 @@ class Group:
     began: float = 0.0
     pause: float = 0.0
     start_at: float = 0.0
+    again: bool = False
     ended: int | None = None
 
 
@@ -142,6 +143,7 @@ class Supervisor:
             if code in (0, FAILED):
                 group.ended = code
                 return
+            group.again = True
             lived = time.monotonic() - group.began
             group.pause = PAUSE_SEC if lived > STEADY_SEC else min(PAUSE_MAX_SEC, max(PAUSE_SEC, group.pause * 2))
             group.start_at = time.monotonic() + group.pause
@@ -152,10 +154,11 @@ class Supervisor:
             self._start(group)
 
     def _start(self, group: Group) -> None:
-        command = [sys.executable, "-m", "rookery.pipelines.worker", "--root", str(self.root)]
+        command = [sys.executable, "-m", "rookery.pipelines.worker", "--supervised", "--root", str(self.root)]
         command += ["--endpoint", self.endpoint] if self.endpoint else []
         command += ["--master", self.master] if self.master else []
         command += ["--once"] if self.once else []
+        command += ["--again"] if group.again else []
         # signals of the terminal are for this process, which passes them on
         group.process = subprocess.Popen([*command, *group.files], start_new_session=True)  # noqa: S603
         group.began = time.monotonic()

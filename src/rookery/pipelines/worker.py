@@ -20,7 +20,7 @@ from rookery.errors import EngineLost, RookeryError
 from rookery.pipelines.jobs import Job, PipelineJob
 from rookery.pipelines.runner import Runner, reason
 from rookery.pipelines.spec import Engine, load
-from rookery.store.pipelines import LastError, Place, Status, now_ms
+from rookery.store.pipelines import RUNNING, LastError, Place, Status, now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +29,9 @@ FAILED: Final = 1
 """Exit code: a job has failed for good; the others have ended."""
 LOST: Final = 75
 """Exit code: there is no Spark, or no more; another process may have one."""
+
+DOUBTED_AFTER: Final = 3
+"""So many failures in a row of every job may be the engine's: a Java can be beyond repair and still answer."""
 
 BUILTIN: Final = "builtin:"
 """What stands before the name of a job that is no file."""
@@ -49,7 +52,10 @@ def open_session(engine: Engine, root: str | Path) -> SparkSession:
 
 
 class Worker:
-    """Jobs of one engine."""
+    """Jobs of one engine. If `supervised`, another process takes over from one whose engine is no good.
+
+    `again`: this one has taken over.
+    """
 
     def __init__(
         self,
@@ -58,11 +64,15 @@ class Worker:
         *,
         once: bool = False,
         heard: Callable[[Status], None] | None = None,
+        supervised: bool = False,
+        again: bool = False,
     ) -> None:
         self._jobs = jobs
         self._root = root
         self._once = once
         self._heard = heard
+        self._supervised = supervised
+        self._again = again
         self._stopping = threading.Event()
         self._runners: list[Runner] = []
         self._lost = False
@@ -80,8 +90,20 @@ class Worker:
         except Exception as error:  # noqa: BLE001  Java and Spark have many ways not to start
             self._no_engine(error)
             return LOST
+        # what `session` prepares where it can: streams of a server's source must not begin at the same time
+        turn = threading.Lock() if _remote(self._jobs[0]) else None
         self._runners = [
-            Runner(job, self._root, _own(spark, job), once=self._once, heard=self._heard) for job in self._jobs
+            Runner(
+                job,
+                self._root,
+                _own(spark, job),
+                once=self._once,
+                heard=self._heard,
+                turn=turn,
+                doubted=self._doubted,
+                again=self._again,
+            )
+            for job in self._jobs
         ]
         if self._stopping.is_set():
             self.stop()
@@ -115,6 +137,11 @@ class Worker:
             runner.status.error = LastError(str(error), now_ms())
             if self._heard is not None:
                 self._heard(runner.status)
+
+    def _doubted(self) -> bool:
+        """Whether it is likely that no job can go on with this engine, and another can be had."""
+        at_work = [runner for runner in self._runners if runner.status.state in RUNNING]
+        return self._supervised and all(runner.failures >= DOUBTED_AFTER for runner in at_work)
 
     def _no_engine(self, error: Exception) -> None:
         for job in self._jobs:
@@ -176,10 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoint", default="")
     parser.add_argument("--master", default="")
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--supervised", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("files", nargs="+")
     said = parser.parse_args(arguments)
     jobs = [find_job(file, said.root, said.endpoint, said.master) for file in said.files]
-    worker = Worker(jobs, said.root, once=said.once)
+    worker = Worker(jobs, said.root, once=said.once, supervised=said.supervised, again=said.again)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
     _watch_parent(worker)
