@@ -6,12 +6,15 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rookery.errors import InvalidArgument, NotFound, PipelineRunning
 from rookery.pipelines.cron import Cron
-from rookery.pipelines.runner import lag, progress, reason
+from rookery.pipelines.jobs import PipelineJob
+from rookery.pipelines.runner import Runner, lag, progress, reason
+from rookery.pipelines.spec import load
 from rookery.store.pipelines import Place, Progress, Status, statuses
 
 
@@ -116,6 +119,17 @@ def test_progress_adds_up() -> None:
     assert (found.batch, found.rows, found.rows_per_sec, found.batch_ms, found.total_rows) == (4, 100, 400.0, 250, 150)
     assert found.failed_expectations == {"has_id": 4}
     assert found.at_ms == 1769860800500
+
+
+def test_what_was_stopped_stays_so_when_others_get_a_new_spark(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("source: {stream: a}\nsink: {table: a}\n")
+    no_spark: Any = None
+    place = Place(tmp_path, "p")
+    place.tell(Status("p", "stopped", restarts=2, progress=Progress(total_rows=7)))
+    place.want_stop(True)
+    status = Runner(PipelineJob(load(tmp_path / "p.yaml")), tmp_path, no_spark, again=True).run()
+    assert (status.state, status.restarts, status.progress.total_rows) == ("stopped", 2, 7)
+    assert place.status().state == "stopped"
 
 
 def test_an_error_is_told_by_its_last_words() -> None:

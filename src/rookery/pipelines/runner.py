@@ -80,8 +80,12 @@ class Runner:
     def run(self) -> Status:
         """Run until the job has finished, was stopped, or has failed for good."""
         with self.place.lock():
-            self.place.want_stop(False)
             self._remember()
+            if self._again and self.place.stop_wanted:
+                # whoever stopped it did not mean the engine that it was with
+                self._tell("stopped")
+                return self.status
+            self.place.want_stop(False)
             self._tell("starting")
             try:
                 self._tell(self._live())
