@@ -33,14 +33,13 @@ help:  ## this list
 serve: $(VENV)/.package  ## install what is missing and start the broker; ARGS="--help" shows its options
 	@exec $(BIN)/rookery serve $(ARGS)
 
-test: system lint-and-package test-compiled test-pure  ## everything: lint, all tests compiled, the quick ones again uncompiled
+test: system build-and-pure test-compiled  ## everything: lint, the quick tests uncompiled, all tests compiled
 
 check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire and short simulation, uncompiled
 	$(call run-pure,$(call with-tests,$(QUICK)))
 
-test-long: system lint-and-package  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
+test-long: system build-and-pure  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
 	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test-compiled
-	@$(MAKE) --no-print-directory test-pure
 
 test-compiled: $(VENV)/.tools $(VENV)/.package  ## all tests against the installed package
 	$(call run-compiled,-n $(JOBS) $(call with-tests,$(QUICK)),$(call with-tests,$(QUICK)))
@@ -59,10 +58,11 @@ lint: $(VENV)/.tools  ## format check, lint, types, import layers
 	$(if $(wildcard tests),$(BIN)/mypy tests)
 	PYTHONPATH=src $(BIN)/lint-imports
 
-# The compiler is busy for minutes, on one core.
-lint-and-package: $(VENV)/.tools
-	@$(MAKE) --no-print-directory $(VENV)/.package & package=$$!; \
-		$(MAKE) --no-print-directory lint || { wait $$package; exit 1; }; wait $$package
+# The compiler is busy for minutes, on one core; what it makes is installed when nobody tests beside it any more.
+build-and-pure: $(VENV)/.tools
+	@$(MAKE) --no-print-directory $(VENV)/.wheel & wheel=$$!; \
+		$(MAKE) --no-print-directory lint test-pure || { wait $$wheel; exit 1; }; wait $$wheel
+	@$(MAKE) --no-print-directory $(VENV)/.package
 
 fmt: $(VENV)/.tools  ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
@@ -98,8 +98,15 @@ $(VENV)/.tools: $(BUILD) | $(BIN)/python
 	ROOKERY_PURE=1 $(BIN)/python -m pip install -q --disable-pip-version-check ".[dev]"
 	@touch $@
 
-$(VENV)/.package: $(BUILD) $(SOURCES) $(VENV)/.sources | $(BIN)/python
-	$(REQUIRE) $(BIN)/python -m pip install -q --disable-pip-version-check .
+$(VENV)/.wheel: $(BUILD) $(SOURCES) $(VENV)/.sources | $(BIN)/python
+	@rm -rf $(VENV)/wheel
+	$(REQUIRE) $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir $(VENV)/wheel .
+	@touch $@
+
+# The second line is for a wheel of the version that is there already, which the first leaves alone.
+$(VENV)/.package: $(VENV)/.wheel
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(VENV)/wheel/*.whl
+	$(BIN)/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps $(VENV)/wheel/*.whl
 	@cd $(VENV) && bin/python -c 'from rookery import _compiled as c; print("rookery is installed,", "compiled" if c.compiled \
 		else "NOT compiled: \"ROOKERY_REQUIRE_COMPILED=1 $(BIN)/pip install .\" says why")'
 	@touch $@
@@ -111,4 +118,4 @@ $(VENV)/.bench: $(VENV)/.package
 
 FORCE:
 
-.PHONY: help serve demo test check test-long test-compiled test-pure lint lint-and-package fmt bench system clean FORCE
+.PHONY: help serve demo test check test-long test-compiled test-pure lint build-and-pure fmt bench system clean FORCE
