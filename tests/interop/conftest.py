@@ -62,7 +62,8 @@ def spark(need_program: Callable[[str], str], tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cache = CLASSES
+        # to archive what it loads would make this Java slow, and nobody starts another after it
+        cache = CLASSES if any(CLASSES.glob("*.jsa")) else None
         made = rookery.spark.session("local[2]", profile="test", class_cache=cache, spark_sql_warehouse_dir=folder)
     yield made
     made.stop()
