@@ -209,8 +209,8 @@ def replaying(bench: Bench, report: Report, said: Namespace) -> None:
         broker, connection = {"endpoint": url, "token": KEY}, Connection((url,), KEY)
         with closing(Client(connection)) as client:
             for name in ("from", "to-stream"):
-                client._json("PUT", f"/api/v1/streams/{name}", b'{"partitions": 2}', "application/json")
-            client._json("PUT", "/api/v1/queues/to-queue", b"{}", "application/json")
+                client.put(f"/api/v1/streams/{name}", {"partitions": 2})
+            client.put("/api/v1/queues/to-queue", {})
         made = bench.spark.range(said.records).selectExpr("rpad(cast(id AS STRING), 200, 'x') AS value")
         made.write.format("rookery").mode("append").options(**broker, stream="from").save()
         targets: tuple[replay.Kind, ...] = ("stream", "queue")
@@ -242,7 +242,7 @@ def starting(bench: Bench, report: Report, said: Namespace) -> None:
     try:
         url = f"http://127.0.0.1:{server.port}"
         with closing(Client(Connection((url,), KEY))) as client:
-            client._json("PUT", "/api/v1/streams/from", b"{}", "application/json")
+            client.put("/api/v1/streams/from", {})
             client.post("/api/v1/streams/from/publish", [{"message": "x"}])
             file = bench.folder / "first.yaml"
             file.write_text(PIPELINE.format(url=url, key=KEY, master=bench.master))
@@ -254,7 +254,7 @@ def starting(bench: Bench, report: Report, said: Namespace) -> None:
                 root.mkdir()
                 (bench.folder / "classes").mkdir(exist_ok=True)
                 (root / "cache").symlink_to(bench.folder / "classes")
-                client._json("PUT", "/api/v1/streams/first", b"{}", "application/json")
+                client.put("/api/v1/streams/first", {})
                 began = time.perf_counter()
                 process = subprocess.Popen([*command, str(root)], env=environ, stdout=subprocess.DEVNULL)
                 while not _rows(client, "first") and process.poll() is None:
@@ -265,7 +265,7 @@ def starting(bench: Bench, report: Report, said: Namespace) -> None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(PATIENCE_SEC)
                 _wait_for_java(root)
-                client._json("DELETE", "/api/v1/streams/first", None, "")
+                client.delete("/api/v1/streams/first")
     finally:
         server.stop()
     warm = sorted(times[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import uuid
 import warnings
@@ -126,7 +125,7 @@ def main() -> None:
             for name in ("in", "out"):
                 # what is measured is writing: nothing is kept for long
                 wanted = {"partitions": 2, "max_bytes": 1 << 30}
-                broker.client._json("PUT", f"/api/v1/streams/{name}", json.dumps(wanted).encode(), "application/json")
+                broker.client.put(f"/api/v1/streams/{name}", wanted)
             spark = rookery.spark.session("local[2]", spark_driver_memory="2g", spark_ui_enabled=False)
             spark.dataSource.register(discarding())
             found = loads(spark, broker, options.rows, Path(folder))

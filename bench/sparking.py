@@ -6,7 +6,6 @@ of its own, and its CPU stands beside.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -48,7 +47,7 @@ class Broker:
         """A stream of so many rows in all, in files or in the tail. Staged chunks are the quick way to many."""
         client = self.client
         wanted = {"partitions": partitions, "seal_ms": 1 << 40, "seal_bytes": 1 << 40}
-        client._json("PUT", f"/api/v1/streams/{name}", json.dumps(wanted).encode(), "application/json")
+        client.put(f"/api/v1/streams/{name}", wanted)
         for number, at in enumerate(range(0, rows, CHUNK)):
             chunk = chunk_of(at, min(CHUNK, rows - at), partitions)
             client.post(f"/api/v1/streams/{name}/stage", chunk, chunk=f"{name}-{number}")

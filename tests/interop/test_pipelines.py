@@ -120,6 +120,24 @@ sink: {exchange: routed}
     assert world.ready("eu", 10) == 10
 
 
+def test_where_once_is_not_asked_for_rows_still_come_and_a_quarantine_is_made(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    world.stream("loose", 20)
+    text = "source: {stream: loose, startingOffsets: earliest}\nsink: {stream: copied, exactlyOnce: false}\n"
+    text += "transform: [{sql: 'SELECT value, content_type FROM {input}'}]\n"
+    world.stream("copied")
+    run(spark, write(tmp_path, world, text, "plain"), tmp_path)
+    assert sorted(world.values("copied")) == sorted(world.values("loose"))
+    text += "expect: [{name: short, check: length(value) = 4, on_fail: quarantine}]\n"
+    path = write(tmp_path, world, text, "held")
+    run(spark, path, tmp_path)
+    assert len(world.values("held.quarantine")) == 10
+    world.fill("loose", 20, 25)
+    run(spark, path, tmp_path)
+    assert len(world.values("held.quarantine")) == 15
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

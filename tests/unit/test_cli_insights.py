@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from rookery.cli import insights
+from rookery.errors import NotFound
 from rookery.pipelines.builtin.events import COUNTERS, GAUGES
 from rookery.store.insights import BUILTIN
 
@@ -70,6 +71,19 @@ def test_all_tables_are_shown(root: Path) -> None:
     assert "counts of each queue" in text
     assert "sla_breaches: messages that took longer" in text
     assert "2 kB" in text
+
+
+def test_without_a_command_all_tables_are_shown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOKERY_PIPELINES_DIR", str(root))
+    assert run() == run("show")
+    assert "2 kB" in run()
+
+
+def test_where_there_is_nothing_it_is_said_what_makes_it(tmp_path: Path) -> None:
+    for words in (["show"], ["report", "--out", str(tmp_path / "page.html")], ["plan"]):
+        result = CliRunner().invoke(insights.app, [*words, "--root", str(tmp_path)])
+        assert isinstance(result.exception, NotFound)
+        assert "rookery pipelines up --builtin" in str(result.exception)
 
 
 def test_one_table_in_the_grain_that_is_wanted(root: Path) -> None:

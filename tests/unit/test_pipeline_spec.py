@@ -89,6 +89,28 @@ def test_the_smallest_file_has_the_name_of_its_file_and_the_broker_of_this_machi
     assert found.at(endpoint="http://x:2", master="local[1]").broker["endpoint"] == "http://x:2"
 
 
+def test_sinks_take_options_of_the_connector_and_tables_their_format(tmp_path: Path) -> None:
+    told = "sink: {topic: b, exactlyOnce: false, onOversize: dlq, maxBatchBytes: 4096}"
+    assert read(tmp_path, f"source: {{stream: a}}\n{told}").sink.options == {
+        "exactlyOnce": "false",
+        "onOversize": "dlq",
+        "maxBatchBytes": "4096",
+    }
+    sink = read(tmp_path, "source: {stream: a}\nsink: {table: lake.b, format: delta, partitionBy: [date]}").sink
+    assert (sink.target, sink.json, sink.partition_by) == ("lake.b", False, ("date",))
+
+
+def test_a_quarantine_that_nobody_names_is_a_stream_of_the_pipeline(tmp_path: Path) -> None:
+    text = "source: {stream: a}\nsink: {stream: b}\nexpect: [{name: x, check: 'true', on_fail: quarantine}]\n"
+    held = read(tmp_path, text, "orders").quarantine
+    assert held is not None
+    assert (held.kind, held.target, held.made, held.json) == ("stream", "orders.quarantine", True, True)
+    held = read(tmp_path, text + "quarantine: {stream: orders.quarantine}\n").quarantine
+    assert held is not None
+    assert not held.made
+    assert read(tmp_path, text.replace("quarantine", "drop")).quarantine is None
+
+
 def test_what_new_writes_is_valid(tmp_path: Path) -> None:
     found = read(tmp_path, new_file("my-orders", "orders"))
     assert (found.name, found.sink.target) == ("my-orders", "my_orders")
@@ -161,11 +183,9 @@ MISTAKES = {
         2,
         "did you mean drop?",
     ),
-    "quarantine": (
-        "source: {stream: a}\nexpect:\n  - {name: x, check: 'true', on_fail: quarantine}\nsink: {stream: b}",
-        3,
-        "add `quarantine",
-    ),
+    "format of a table": ("source: {stream: a}\nsink:\n  table: b\n  format: json", 4, "must be delta, not 'json'"),
+    "not for tables": ("source: {stream: a}\nsink:\n  table: b\n  exactlyOnce: true", 4, "is not for tables"),
+    "option of a sink": ("source: {stream: a}\nsink:\n  queue: b\n  onOversize: cry", 4, "must be fail or dlq"),
     "keys": ("source: {stream: a}\nsink: {table: b, mode: merge}", 2, "merge and keys go together"),
     "for tables": ("source: {stream: a}\nsink:\n  stream: b\n  partitionBy: [x]", 4, "is for tables"),
     "cron": (

@@ -29,9 +29,20 @@ EXAMPLES: dict[str, list[str]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def family(help: str) -> typer.Typer:
-    """A group of commands, such as `rookery queues`."""
-    return typer.Typer(help=help, no_args_is_help=True, **STYLE)
+def family(help: str, *, otherwise: str = "") -> typer.Typer:
+    """A group of commands, such as `rookery queues`; `otherwise` is the one that is meant when none is named."""
+    app = typer.Typer(help=help, no_args_is_help=not otherwise, invoke_without_command=bool(otherwise), **STYLE)
+    if otherwise:
+
+        @app.callback()
+        def none_named(ctx: typer.Context) -> None:
+            if ctx.invoked_subcommand is None:
+                meant: Any = ctx.command
+                command = meant.get_command(ctx, otherwise)
+                with command.make_context(otherwise, [], parent=ctx) as inner:
+                    command.invoke(inner)
+
+    return app
 
 
 def single() -> typer.Typer:

@@ -10,9 +10,10 @@ import typer
 
 from rookery.cli.commands import command, family, time_option
 from rookery.cli.output import Columns, Output, size
-from rookery.store.insights import GOLD, ROWS_MAX, gold_rows
+from rookery.errors import NotFound
+from rookery.store.insights import GOLD, ROWS_MAX, gold_rows, lake_folder
 
-app = family("What became of messages: tables, a report, a plan for dead letters.")
+app = family("What became of messages: tables, a report, a plan for dead letters.", otherwise="show")
 
 Root = Annotated[
     Path, typer.Option("--root", envvar="ROOKERY_PIPELINES_DIR", help="The root of pipelines, with the lake in it.")
@@ -20,6 +21,18 @@ Root = Annotated[
 HERE: Final = Path("rookery-pipelines")
 Since = Annotated[int, time_option("--since", "Look so far back, such as 24h.")]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
+
+
+def lake_in(root: Path) -> Path:
+    """The root, if there are tables below it."""
+    if not lake_folder(root).is_dir():
+        raise NotFound(
+            f"there are no insights below {root} yet: `rookery pipelines up --builtin` makes them; "
+            "--root or ROOKERY_PIPELINES_DIR says where",
+            argument="root",
+        )
+    return root
+
 
 _WINDOW: Final[Columns] = {"window": lambda row: row["window_start"][:16].replace("T", " ")}
 _TIMES: Final[Columns] = {
@@ -80,7 +93,11 @@ def show(
     max: Annotated[int, typer.Option("--max", min=1, max=ROWS_MAX, help="At most so many rows of each.")] = 50,
     root: Root = HERE,
 ) -> None:
-    """The gold tables: counts and times of queues, use by tenants, routing, consumers, deaths, broken promises."""
+    """The gold tables: counts and times of queues, use by tenants, routing, consumers, deaths, broken promises.
+
+    All of them is also what `rookery insights` alone shows.
+    """
+    root = lake_in(root)
     since_ms = round(time.time() * 1000) - since
     found: dict[str, list[dict[str, Any]]] = {}
     for name in [table] if table is not None else GOLD:
@@ -115,7 +132,7 @@ def report(
     """Write a page with plots that needs nothing but a browser: no server, no network."""
     from rookery.pipelines.builtin.report import write
 
-    written = write(root, file, since_ms=round(time.time() * 1000) - since, tenant=tenant)
+    written = write(lake_in(root), file, since_ms=round(time.time() * 1000) - since, tenant=tenant)
     out.done(f"{file}: {written['plots']} plots", {"file": str(file), **written})
 
 
@@ -143,7 +160,7 @@ def plan(
 
     from rookery.pipelines.builtin import letters
 
-    found = letters.groups(root, tenant, queue)
+    found = letters.groups(lake_in(root), tenant, queue)
     made = letters.propose(found, tenant, everything=everything)
     if file is not None:
         letters.write_plan(made, file)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rookery.pipelines import frames
 from rookery.pipelines.spec import Engine, Pipeline, Restart, Trigger
-from rookery.pipelines.writing import Writer, check, message
+from rookery.pipelines.writing import Writer, broker_options, check, make_quarantine, message
 from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
@@ -74,11 +74,12 @@ class PipelineJob:
         pipeline, sink = self.pipeline, self.pipeline.sink
         frame = frames.build(spark, pipeline, frames.streaming(spark, pipeline, place))
         check(pipeline, frame)
+        make_quarantine(pipeline)
         writer = Writer.of(pipeline, place, app)
         if sink.kind == "table" or writer.quarantine is not None:
             query = frame.writeStream.foreachBatch(writer)
         else:
-            options = {**pipeline.connection(), **sink.options, sink.kind: sink.target, "producerId": app}
+            options = broker_options(pipeline.connection(), sink, producerId=app)
             query = message(frame, sink).writeStream.format("rookery").options(**options)
         query = query.outputMode(sink.output_mode).queryName(pipeline.name)
         return triggered(query.option("checkpointLocation", str(place.checkpoint)), self.trigger, once).start()

@@ -28,7 +28,12 @@ SUFFIXES: Final = (".yaml", ".yml")
 
 BROKER_TARGETS: Final = ("stream", "topic", "exchange", "queue")
 FAILURES: Final = ("drop", "fail", "quarantine")
+QUARANTINE: Final = ".quarantine"
+"""What stands after the name of a pipeline in that of the stream for its quarantine, unless one is named."""
 BROKER_MODES: Final = ("append", "update")
+BROKER_OPTIONS: Final = ("exactlyOnce", "onOversize", "maxBatchBytes", "stagingTtlMs")
+"""The options of Spark's sink that a sink may have."""
+TABLE_FORMATS: Final = ("delta",)
 TABLE_MODES: Final = ("append", "merge", "replace")
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -91,6 +96,8 @@ class Sink:
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     json: bool = False
+    made: bool = False
+    """Nobody has named it, so it is made when it is not there."""
     line: int = 0
 
     @property
@@ -199,17 +206,15 @@ def load(file: str | Path) -> Pipeline:
         found["sources"].fail("with several sources a step has to put them together: add transform")
     steps = _steps(found.get("transform"), sources)
     expectations = _expectations(found.get("expect"))
-    quarantine = _sink(found["quarantine"], broker, quarantine=True) if "quarantine" in found else None
-    if quarantine is None:
-        for each in expectations:
-            if each.on_fail == "quarantine":
-                found["expect"].fail(
-                    f"{each.name} puts rows into quarantine, but there is none: add `quarantine: {{stream: …}}`",
-                    each.line,
-                )
+    name = _name(found.get("name"), document, path)
+    quarantine = None
+    if "quarantine" in found:
+        quarantine = _sink(found["quarantine"], broker, quarantine=True)
+    elif any(each.on_fail == "quarantine" for each in expectations):
+        quarantine = Sink("stream", f"{name}{QUARANTINE}", json=True, made=True)
     return Pipeline(
         file=path,
-        name=_name(found.get("name"), document, path),
+        name=name,
         description=found["description"].text() if "description" in found else "",
         broker=broker,
         sources=sources,
@@ -317,7 +322,7 @@ def _checked(value: Value, found: Mapping[str, Value], check: Callable[[], objec
 
 def _sink(value: Value, broker: Mapping[str, str], *, quarantine: bool = False) -> Sink:
     own = () if quarantine else ("mode", "format")
-    found = value.fields(*BROKER_TARGETS, "table", "maxBatchBytes", "keys", "partitionBy", *own)
+    found = value.fields(*BROKER_TARGETS, "table", *BROKER_OPTIONS, "keys", "partitionBy", *own)
     kinds = [name for name in (*BROKER_TARGETS, "table") if name in found]
     if len(kinds) != 1:
         value.fail(
@@ -330,16 +335,12 @@ def _sink(value: Value, broker: Mapping[str, str], *, quarantine: bool = False) 
     keys = found["keys"].texts() if "keys" in found else ()
     if (mode == "merge") != bool(keys):
         value.fail("mode: merge and keys go together: rows that have the same keys are replaced")
-    if kind == "table":
-        for name in ("maxBatchBytes", "format"):
-            if name in found:
-                found[name].fail("is not for tables")
-    else:
-        for name in ("keys", "partitionBy"):
-            if name in found:
-                found[name].fail("is for tables")
-    as_json = "format" in found and found["format"].choice(("json", "columns")) == "json"
-    options = {name: found[name].text() for name in ("maxBatchBytes",) if name in found}
+    for name in BROKER_OPTIONS if kind == "table" else ("keys", "partitionBy"):
+        if name in found:
+            found[name].fail("is not for tables" if kind == "table" else "is for tables")
+    formats = TABLE_FORMATS if kind == "table" else ("json", "columns")
+    as_json = "format" in found and found["format"].choice(formats) == "json"
+    options: dict[str, str] = {name: found[name].text() for name in BROKER_OPTIONS if name in found}
     target = found[kind].text()
     if kind != "table":
         _checked(value, found, lambda: sink_options({**_known(broker), **options, kind: target}))

@@ -66,6 +66,9 @@ class Client:
             return self._json("POST", _url(path, query), body, ARROW)
         return self._json("POST", _url(path, query), json.dumps(body).encode(), "application/json")
 
+    def put(self, path: str, body: object) -> Any:
+        return self._json("PUT", path, json.dumps(body).encode(), "application/json")
+
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path, None, "")
 
@@ -220,7 +223,7 @@ class Client:
 
     def bounds(self, stream: str) -> dict[Place, Bounds]:
         """The partitions of a stream, and what they have."""
-        shown = self.get(_stream(stream))
+        shown = self.get(stream_path(stream))
         return {
             (stream, row["partition"]): Bounds(
                 row["first"], row["end"], row["bytes"], row["sealed_before"], shown["id"]
@@ -230,17 +233,17 @@ class Client:
 
     def positions_at(self, stream: str, time_ms: int) -> Positions:
         """The first offsets that were appended at a time or later."""
-        shown = self.get(f"{_stream(stream)}/offsets", at=time_ms)
+        shown = self.get(f"{stream_path(stream)}/offsets", at=time_ms)
         return {(stream, row["partition"]): row["offset"] for row in shown["offsets"]}
 
     def commit_group(self, stream: str, group: str, offsets: Mapping[int, int]) -> None:
         body = {"offsets": {str(partition): offset for partition, offset in offsets.items()}}
-        self.post(f"{_stream(stream)}/groups/{quote(group, safe='')}/commit", body)
+        self.post(f"{stream_path(stream)}/groups/{quote(group, safe='')}/commit", body)
 
     # Plans of sealed files
 
     def make_plan(self, stream: str, wanted: Mapping[str, object]) -> Any:
-        return self.post(f"{_stream(stream)}/plan", wanted)
+        return self.post(f"{stream_path(stream)}/plan", wanted)
 
     def renew_plan(self, plan: str, lease_ms: int) -> None:
         self.post(f"/api/v1/plans/{quote(plan, safe='')}/renew", {"lease_ms": lease_ms})
@@ -287,7 +290,7 @@ def cuts_path(queue: str) -> str:
     return f"/api/v1/queues/{quote(queue, safe='')}/cuts"
 
 
-def _stream(name: str) -> str:
+def stream_path(name: str) -> str:
     return f"/api/v1/streams/{quote(name, safe='')}"
 
 
