@@ -1,7 +1,7 @@
 """Built-in pipelines on Spark: events a second the lifecycle keeps up with, cost against history, replay, start.
 
-Events are those of messages that are published, delivered and acked, and now and then a snapshot, written down before
-anything is measured. CPU is that of Spark's process.
+Events are those of messages that are published, delivered and acked, and now and then a snapshot. For the cost against
+history they are written down before anything is measured, and CPU is that of Spark's process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from argparse import ArgumentParser, Namespace
@@ -24,24 +25,27 @@ import rookery
 from bench.asking import KEY, Server
 from bench.harness import start, table, title
 from bench.plots import Line, Plot, draw, put
+from bench.sparking import tree_cpu_sec
 from rookery.pipelines.builtin import replay
-from rookery.pipelines.builtin.jobs import ENGINE
+from rookery.pipelines.builtin.jobs import BATCH_ROWS as BATCH_MAX
+from rookery.pipelines.builtin.jobs import ENGINE, EVENTS, LIFECYCLE
 from rookery.pipelines.builtin.lifecycle import Lifecycle
 from rookery.spark import session
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
+from rookery.store.pipelines import Status, statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PARTS = ("rate", "history", "replay", "start")
+PARTS = ("history", "replay", "start", "rate")
 TIMES = (1, 10, 100)
 START_MS = 1_788_264_000_000
 DAY_MS = 86_400_000
 QUEUES = 20
 PATIENCE_SEC = 300
 LINES_MAX = 12
-BATCH_MAX = 500_000
+ROUNDS_A_SEC = 4
 CONF: dict[str, Any] = {**ENGINE.conf, "spark.ui.enabled": False, "spark.driver.memory": "3g"}
 BEGIN = "<!-- bench/run lifecycle --write puts its report between here -->"
 END = "<!-- and here -->"
@@ -136,44 +140,89 @@ class Report:
         put(PAGE, BEGIN, END, ["lifecycle"], self._parts)
 
 
+class Load(threading.Thread):
+    """Messages that are published, delivered and acked at a rate, a few hundred at a time, for some seconds."""
+
+    def __init__(self, url: str, rate: int, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._client = Client(Connection((url,), KEY))
+        self._each = rate // ROUNDS_A_SEC // QUEUES * QUEUES
+        self._seconds = seconds
+        self._client.put("/api/v1/exchanges/shop", {"kind": "topic"})
+        for number in range(QUEUES):
+            self._client.put(f"/api/v1/queues/q{number}", {"durable": False})
+            self._client.post("/api/v1/bindings", {"source": "shop", "target": f"q{number}", "key": f"order.{number}"})
+
+    def run(self) -> None:
+        rows = [
+            {"message": {"n": i, "pad": "x" * 100}, "routing_key": f"order.{i % QUEUES}"} for i in range(self._each)
+        ]
+        wanted = {"max": self._each // QUEUES, "lease_ms": 60_000, "wait_ms": 0}
+        began = time.monotonic()
+        for number in range(int(self._seconds * ROUNDS_A_SEC)):
+            time.sleep(max(0.0, began + number / ROUNDS_A_SEC - time.monotonic()))
+            self._client.post("/api/v1/exchanges/shop/messages", rows)
+            for queue in range(QUEUES):
+                found = self._client.post(f"/api/v1/queues/q{queue}/claim", wanted)["deliveries"]
+                done = [{"lease": each["lease"], "outcome": "ack"} for each in found]
+                self._client.post(f"/api/v1/queues/q{queue}/settle", {"settle": done})
+
+
 def rate(bench: Bench, report: Report, said: Namespace) -> None:
-    """Events come at a rate; each batch takes what has come since the one before began."""
-    each = said.rate // 3 * 3
-    # a second of events in each file
-    files = bench.events("rate", 0, each * said.seconds, f"{START_MS} + (id div 3) * 3 * 1000 / {each}", said.seconds)
-    here = Lifecycle(str(bench.folder / "rate"))
-    warm = bench.events("warm", 3 << 40, each, f"{START_MS} - 7200000 + id % 60000")
-    bench.batch(here, warm, 0)
-    done, wall, cpu = 0, 0.0, 0.0
+    """A broker tells of all that happens to messages; `rookery pipelines up --builtin` makes tables of it meanwhile."""
+    bench.spark.stop()
+    # a burst of messages is told of in full only if it would not be too much for a second
+    server = Server("--events-rate", str(said.rate * ROUNDS_A_SEC))
+    url, root = f"http://127.0.0.1:{server.port}", bench.folder / "rate"
+    environ = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1]), "ROOKERY_API_KEY": KEY}
+    command = [sys.executable, "-m", "rookery", "pipelines", "up", "--builtin", "--url", url, "--master", bench.master]
     rows: list[list[str]] = []
     points: list[tuple[float, float]] = []
-    began = time.perf_counter()
-    while done < len(files):
-        come = min(int(time.perf_counter() - began), len(files))
-        if come == done:
-            time.sleep(0.1)
-            continue
-        taken = min(come - done, max(1, BATCH_MAX // each))
-        took, used = bench.batch(here, files[done : done + taken], len(rows) + 1)
-        done += taken
-        now = time.perf_counter() - began
-        wall, cpu = wall + took, cpu + used
-        waiting = (min(int(now), len(files)) - done) * each
-        points.append((now, float(waiting)))
-        rows.append([f"{now:.0f}", f"{taken * each:,}", f"{took:.1f}", f"{used:.1f}", f"{waiting:,}"])
+    with closing(Client(Connection((url,), KEY))) as client:
+        load = Load(url, said.rate // 3, said.seconds)
+        up = subprocess.Popen([*command, "--root", str(root)], env=environ, stdout=subprocess.DEVNULL)
+        try:
+            while _lifecycle(root).state != "running":
+                assert up.poll() is None, "the pipelines do not start"
+                time.sleep(0.1)
+            load.start()
+            began, cpu, told, last = time.perf_counter(), tree_cpu_sec(up.pid), _rows(client, EVENTS), -1
+            served, first = server.cpu_sec(), told
+            while load.is_alive() or told > _lifecycle(root).progress.total_rows:
+                time.sleep(0.2)
+                found, now = _lifecycle(root).progress, time.perf_counter() - began
+                assert now < said.seconds + PATIENCE_SEC, "the tables do not catch up"
+                if load.is_alive():
+                    told = _rows(client, EVENTS)
+                    spent, busy = tree_cpu_sec(up.pid) - cpu, server.cpu_sec() - served
+                if found.at_ms == last or not found.rows:
+                    continue
+                last = found.at_ms
+                waiting = max(0, _rows(client, EVENTS) - found.total_rows)
+                points.append((now, float(waiting)))
+                rows.append([f"{now:.0f}", f"{found.rows:,}", f"{found.batch_ms / 1000:.1f}", f"{waiting:,}"])
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.wait(PATIENCE_SEC)
+            server.stop()
     step = -(-len(rows) // LINES_MAX)
     shown = [row for number, row in enumerate(rows) if number % step == 0 or number == len(rows) - 1]
-    total = each * len(files)
+    each = (told - first) / said.seconds
     report.tell(
-        f"{each:,} events a second",
-        f"""Events come for {len(files)} s; a batch takes what has come since the last began, {BATCH_MAX:,} at most,
-        into all tables. {len(rows)} batches on `{bench.master}`: {total / wall:,.0f} events a second of work,
-        {total / cpu:,.0f} a CPU-second.""",
-        ["s", "events", "batch s", "CPU s", "waiting after it"],
+        f"{each:,.0f} events a second",
+        f"""A broker and `rookery pipelines up --builtin --master {bench.master}` on this machine, for {said.seconds} s
+        from the start of the pipelines on: messages are published, delivered and acked, and all of them are told of. In
+        that time Spark used {spent / said.seconds:.2f} cores, the broker {busy / said.seconds:.2f}, the rest is the
+        load's. A batch takes what has come since the last began, {BATCH_MAX:,} at most, into all tables.""",
+        ["s", "events", "batch s", "waiting after it"],
         shown,
     )
-    if len(points) > 1 and max(y for _, y in points) > 0:
-        report.plots.append(Plot("Events that wait behind each batch, by seconds", [Line(f"{each:,}/s", points)]))
+    report.plots.append(Plot("Events that wait behind each batch, by seconds", [Line(f"{each:,.0f}/s", points)]))
+
+
+def _lifecycle(root: Path) -> Status:
+    found = [status for status in statuses(root) if status.name == LIFECYCLE]
+    return found[0] if found else Status(LIFECYCLE, "")
 
 
 def history(bench: Bench, report: Report, said: Namespace) -> None:
@@ -301,20 +350,22 @@ def main() -> None:
     parser = ArgumentParser(prog="bench/run lifecycle")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--rate", type=int, default=20_000, help="events a second (20,000)")
-    parser.add_argument("--seconds", type=int, default=180, help="for which they come (180)")
+    parser.add_argument("--seconds", type=int, default=300, help="for which they come (300)")
     parser.add_argument("--events", type=int, default=20_000, help="of a batch in the measurement of history (20,000)")
     parser.add_argument("--records", type=int, default=1_000_000, help="to be replayed (1,000,000)")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--write", action="store_true", help=f"put tables and plot into {PAGE.name}")
     said = start("lifecycle", parser)
     folder, report = Path(tempfile.mkdtemp(prefix="rookery-bench-")), Report()
-    parts = {"rate": rate, "history": history, "replay": replaying, "start": starting}
+    parts = {"history": history, "replay": replaying, "start": starting, "rate": rate}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bench = Bench(said.master, folder)
-            for name in said.only.split(","):
-                parts[name](bench, report, said)
+            chosen = said.only.split(",")
+            for name in PARTS:
+                if name in chosen:
+                    parts[name](bench, report, said)
             bench.spark.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -149,14 +149,16 @@ def run(
 ) -> None:
     """Run one pipeline here, with its progress, until it ends or is stopped (Ctrl-C, `stop`)."""
     from rookery.pipelines.jobs import PipelineJob
-    from rookery.pipelines.worker import Worker
+    from rookery.pipelines.worker import LOG, Worker
 
     watch = Watch(out)
-    worker = Worker([PipelineJob(chosen(file, url, master))], root_of(root), once=once, heard=watch.heard)
+    place = root_of(root)
+    worker = Worker([PipelineJob(chosen(file, url, master))], place, once=once, heard=watch.heard)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
     code = worker.run()
     if code:
+        note(f"rookery: what Spark logged is in {place / LOG}")
         # threads of a session that is gone must not keep the process
         os._exit(code)
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from rookery.errors import InvalidArgument
 from rookery.pipelines import frames
+from rookery.pipelines.ends import make_ready
 from rookery.pipelines.spec import Pipeline
-from rookery.pipelines.writing import Writer, check, make_quarantine
+from rookery.pipelines.writing import Writer, check
 from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
@@ -102,5 +103,5 @@ def run(pipeline: Pipeline, root: str | Path, spark: SparkSession, job: Backfill
     }
     frame = frames.build(spark, pipeline, frames.batch(spark, pipeline, place, ranges))
     check(pipeline, frame)
-    make_quarantine(pipeline)
+    make_ready(pipeline)
     Writer.of(pipeline, place, f"{pipeline.name}-backfill-{job.id}")(frame, 0)

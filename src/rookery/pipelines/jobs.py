@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rookery.pipelines import frames
+from rookery.pipelines.ends import make_ready
 from rookery.pipelines.spec import Engine, Pipeline, Restart, Trigger
-from rookery.pipelines.writing import Writer, broker_options, check, make_quarantine, message
+from rookery.pipelines.writing import Writer, broker_options, check, message
 from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class PipelineJob:
         pipeline, sink = self.pipeline, self.pipeline.sink
         frame = frames.build(spark, pipeline, frames.streaming(spark, pipeline, place))
         check(pipeline, frame)
-        make_quarantine(pipeline)
+        make_ready(pipeline)
         writer = Writer.of(pipeline, place, app)
         if sink.kind == "table" or writer.quarantine is not None:
             query = frame.writeStream.foreachBatch(writer)

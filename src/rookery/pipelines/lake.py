@@ -35,6 +35,9 @@ Slice = Mapping[str, str | None]
 STAGE: Final = "_stage"
 """Inside a table's directory; readers skip names that begin so."""
 
+WRITERS: Final = 20
+"""Files that a task writes at a time; one with more partitions than that sorts the rest of its rows."""
+
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -45,23 +48,25 @@ def append(
     batch: int,
     *,
     partition_by: Sequence[str] = (),
-    revised: Callable[[DataFrame], DataFrame | None] | None = None,
+    revised: Callable[[DataFrame, Sequence[StagedFile]], DataFrame | None] | None = None,
 ) -> bool:
     """Add the rows of a batch; False when they are there already.
 
-    Rows that were made once can be looked at before they count: `revised` may return others in their place.
+    Rows that were made once can be looked at before they count: `revised` is given them and their files, and may
+    return others in their place.
     """
     path = _directory(table)
     if batch <= last_batch(path, app):
         return False
-    found = _open(path, frame, partition_by)
+    _check_columns(frame, partition_by)
     with _Staging(path, app, batch) as stage:
         files = stage.write(frame, partition_by)
         if files and revised is not None:
-            better = revised(stage.rows(frame))
+            better = revised(stage.rows(frame), files)
             if better is not None:
                 files = stage.write(better, partition_by)
         if files:
+            found = _open(path, frame, partition_by)
             _commit(found, [*map(stage.place, files)], app, batch)
     return True
 
@@ -154,11 +159,21 @@ def read(spark: SparkSession, table: str | Path, *, where: str | None = None) ->
     if found is None:
         raise NotFound(f"there is no lake table at {path}", argument="table")
     schema = StructType.fromJson(json.loads(found.schema().to_json()))
-    files = found.file_uris(file_pruning_predicate=where) if where else found.file_uris()
+    files = _files(found, where)
     if not files:
         return spark.createDataFrame([], schema)
     frame = spark.read.schema(schema).option("basePath", str(path)).parquet(*files).select(*schema.names)
     return frame.where(where) if where else frame
+
+
+def files(table: str | Path, where: str) -> list[str]:
+    """The files of a table that may have rows of which a condition is true, by their partitions and statistics."""
+    found = _table(_directory(table))
+    return [] if found is None else _files(found, where)
+
+
+def _files(found: DeltaTable, where: str | None) -> list[str]:
+    return found.file_uris(file_pruning_predicate=where) if where else found.file_uris()
 
 
 def exists(table: str | Path) -> bool:
@@ -182,6 +197,11 @@ class StagedFile:
         self.relative = path.relative_to(folder)
         self.values = _values(self.relative)
         self.rows, self.stats = file_stats(path)
+
+    def span(self, column: str) -> tuple[Any, Any]:
+        """The smallest and the largest value of a column that has statistics."""
+        found = json.loads(self.stats)
+        return found["minValues"][column], found["maxValues"][column]
 
 
 class _Staging:
@@ -208,6 +228,8 @@ class _Staging:
     def write(self, frame: DataFrame, partition_by: Sequence[str]) -> list[StagedFile]:
         """Have the rows written; the files that have any."""
         frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        # else rows are sorted by their partitions first, which are few
+        frame.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(WRITERS))
         writer = frame.write.mode("overwrite").option("compression", "zstd")
         self._writes += 1
         writer.partitionBy(*partition_by).parquet(str(self._folder))
@@ -287,10 +309,7 @@ def _open(path: Path, frame: DataFrame, partition_by: Sequence[str]) -> DeltaTab
     """The table, made if there is none, with all columns of the rows in it."""
     from deltalake import DeltaTable, Field, Schema
 
-    names = frame.columns
-    for name in partition_by:
-        if name not in names:
-            raise InvalidArgument(f"there is no column {name!r} to partition by", argument="partitionBy")
+    _check_columns(frame, partition_by)
     schema = frame.schema.toNullable()
     wanted = Schema.from_json(_plain(schema.json()))
     found = _table(path)
@@ -318,6 +337,12 @@ def _open(path: Path, frame: DataFrame, partition_by: Sequence[str]) -> DeltaTab
     if fresh:
         found.alter.add_columns(fresh)
     return found
+
+
+def _check_columns(frame: DataFrame, partition_by: Sequence[str]) -> None:
+    for name in partition_by:
+        if name not in frame.columns:
+            raise InvalidArgument(f"there is no column {name!r} to partition by", argument="partitionBy")
 
 
 def _plain(schema: str) -> str:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from rookery.errors import EngineLost, RookeryError
+from rookery.errors import BrokerUnreachable, EngineLost, NotFound, RookeryError
 from rookery.pipelines.frames import OBSERVED
 from rookery.pipelines.jobs import Job
 from rookery.store.pipelines import LastError, Place, Progress, Status, now_ms
@@ -114,7 +114,7 @@ class Runner:
                     raise EngineLost(f"Spark is gone: {reason(error)}") from error
                 self.status.restarts += 1
                 self.failures += 1
-                if self.status.restarts > restart.retries or isinstance(error, RookeryError):
+                if self.status.restarts > restart.retries or self._for_good(error):
                     return "failed"
                 if self._doubted():
                     raise EngineLost(f"{reason(error)} (trying again with a new Spark)") from error
@@ -122,6 +122,11 @@ class Runner:
                 self._tell("restarting", pause)
             if self._paused(pause):
                 return "stopped"
+
+    def _for_good(self, error: Exception) -> bool:
+        """Whether it would be the same again. A broker may come back, and what is missing may be made meanwhile."""
+        passing: tuple[type[RookeryError], ...] = (BrokerUnreachable,) if self._once else (BrokerUnreachable, NotFound)
+        return isinstance(error, RookeryError) and not isinstance(error, passing)
 
     def _attempt(self, app: str) -> str:
         """One query from its start to its end: `finished` or `stopped`. Raises what it failed with."""

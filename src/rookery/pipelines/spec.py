@@ -96,8 +96,6 @@ class Sink:
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     json: bool = False
-    made: bool = False
-    """Nobody has named it, so it is made when it is not there."""
     line: int = 0
 
     @property
@@ -211,7 +209,7 @@ def load(file: str | Path) -> Pipeline:
     if "quarantine" in found:
         quarantine = _sink(found["quarantine"], broker, quarantine=True)
     elif any(each.on_fail == "quarantine" for each in expectations):
-        quarantine = Sink("stream", f"{name}{QUARANTINE}", json=True, made=True)
+        quarantine = Sink("stream", f"{name}{QUARANTINE}", json=True)
     return Pipeline(
         file=path,
         name=name,

@@ -33,6 +33,9 @@ LOST: Final = 75
 DOUBTED_AFTER: Final = 3
 """So many failures in a row of every job may be the engine's: a Java can be beyond repair and still answer."""
 
+LOG: Final = "spark.log"
+"""Where Spark logs, below the root: errors are told in words, and this is for whoever wants to know more."""
+
 BUILTIN: Final = "builtin:"
 """What stands before the name of a job that is no file."""
 
@@ -48,7 +51,8 @@ def open_session(engine: Engine, root: str | Path) -> SparkSession:
         return session(engine.master, name="rookery-pipelines", **conf)
     conf = {"spark.scheduler.mode": "FAIR", "spark.ui.enabled": "false"} | conf
     # what Java keeps there halves the time of each start
-    return session(engine.master, name="rookery-pipelines", class_cache=Path(root) / "cache", **conf)
+    kept = Path(root) / "cache"
+    return session(engine.master, name="rookery-pipelines", class_cache=kept, log_file=Path(root) / LOG, **conf)
 
 
 class Worker:

@@ -7,11 +7,10 @@ run again until both have it, and neither has it twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rookery.errors import InvalidPipeline, StreamNotFound
+from rookery.errors import InvalidPipeline
 from rookery.pipelines import lake
 from rookery.pipelines.frames import FAILED
 from rookery.pipelines.spec import Pipeline, Sink
@@ -102,21 +101,6 @@ def broker_options(broker: Mapping[str, str], sink: Sink, **identity: str) -> di
     """The options of Spark's sink; what batches are known by is of use only where each is to happen once."""
     known = {} if sink.options.get("exactlyOnce", "").lower() == "false" else identity
     return {**broker, **sink.options, sink.kind: sink.target, **known}
-
-
-def make_quarantine(pipeline: Pipeline) -> None:
-    """Make the stream for quarantine, if nobody has named one and it is not there yet."""
-    from rookery.spark.client import Client, stream_path
-    from rookery.spark.options import sink_options
-
-    held = pipeline.quarantine
-    if held is None or not held.made:
-        return
-    with closing(Client(sink_options(pipeline.connection()).connection)) as client:
-        try:
-            client.get(stream_path(held.target))
-        except StreamNotFound:
-            client.put(stream_path(held.target), {})
 
 
 def message(frame: DataFrame, sink: Sink) -> DataFrame:

@@ -223,7 +223,7 @@ class Client:
 
     def bounds(self, stream: str) -> dict[Place, Bounds]:
         """The partitions of a stream, and what they have."""
-        shown = self.get(stream_path(stream))
+        shown = self.get(_stream(stream))
         return {
             (stream, row["partition"]): Bounds(
                 row["first"], row["end"], row["bytes"], row["sealed_before"], shown["id"]
@@ -233,17 +233,17 @@ class Client:
 
     def positions_at(self, stream: str, time_ms: int) -> Positions:
         """The first offsets that were appended at a time or later."""
-        shown = self.get(f"{stream_path(stream)}/offsets", at=time_ms)
+        shown = self.get(f"{_stream(stream)}/offsets", at=time_ms)
         return {(stream, row["partition"]): row["offset"] for row in shown["offsets"]}
 
     def commit_group(self, stream: str, group: str, offsets: Mapping[int, int]) -> None:
         body = {"offsets": {str(partition): offset for partition, offset in offsets.items()}}
-        self.post(f"{stream_path(stream)}/groups/{quote(group, safe='')}/commit", body)
+        self.post(f"{_stream(stream)}/groups/{quote(group, safe='')}/commit", body)
 
     # Plans of sealed files
 
     def make_plan(self, stream: str, wanted: Mapping[str, object]) -> Any:
-        return self.post(f"{stream_path(stream)}/plan", wanted)
+        return self.post(f"{_stream(stream)}/plan", wanted)
 
     def renew_plan(self, plan: str, lease_ms: int) -> None:
         self.post(f"/api/v1/plans/{quote(plan, safe='')}/renew", {"lease_ms": lease_ms})
@@ -290,7 +290,7 @@ def cuts_path(queue: str) -> str:
     return f"/api/v1/queues/{quote(queue, safe='')}/cuts"
 
 
-def stream_path(name: str) -> str:
+def _stream(name: str) -> str:
     return f"/api/v1/streams/{quote(name, safe='')}"
 
 

@@ -45,6 +45,24 @@ logger.start.level = error
 """
 """Errors only, from the first line of the driver's log on: `spark.log.level` would come after most of the noise."""
 
+LOG_PROPERTY: Final = "rookery.spark.log"
+FILE_LOG: Final = f"""\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = ${{sys:{LOG_PROPERTY}}}
+appender.file.filePattern = ${{sys:{LOG_PROPERTY}}}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+"""
+"""Into a file, which can hold more than a person wants to see."""
+
 STREAMS_PUT: Final = {
     "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
     "SPARK_AUTH_SOCKET_TIMEOUT": "15",
@@ -66,14 +84,16 @@ def session(
     name: str = "rookery",
     profile: Literal["default", "test"] = "default",
     class_cache: str | Path | None = None,
+    log_file: str | Path | None = None,
     **settings: object,
 ) -> SparkSession:
     """The session of this process, made if there is none.
 
     `settings` are Spark's own, with `_` for `.`: `spark_sql_shuffle_partitions=8`; or as they are,
     `**{"spark.driver.memory": "2g"}`. The profile `test` starts quickly and shuffles little. In the folder
-    `class_cache` Java keeps its loaded classes from the second start on, which halves the time of each start. Executors
-    of a cluster get the connector from here; a server of Spark Connect has to have it.
+    `class_cache` Java keeps its loaded classes from the second start on, which halves the time of each start. What
+    Spark's driver logs goes to `log_file`; without one errors go to stderr. Executors of a cluster get the connector
+    from here; a server of Spark Connect has to have it.
     """
     if profile not in ("default", "test"):
         raise InvalidArgument(f"profile must be default or test, not {profile!r}", argument="profile")
@@ -94,7 +114,7 @@ def session(
     home = spark_home()
     if home is not None:
         os.environ["SPARK_HOME"] = str(home)
-    options = f"{quiet_option()} {class_options(java, class_cache)}".strip()
+    options = f"{log_options(log_file)} {class_options(java, class_cache)}".strip()
     chosen = spark_settings(master, profile, options) | _spelled(settings)
     if not re.fullmatch(r"local(\[.*\])?", master):
         chosen |= shipped(chosen)
@@ -279,11 +299,12 @@ def spark_home() -> Path | None:
     return made
 
 
-def quiet_option() -> str:
-    """The option of Java under which the driver logs errors only."""
-    path = cache_folder() / "spark-log4j2.properties"
-    _write_once(path, QUIET_LOG)
-    return f"-Dlog4j2.configurationFile={path.as_uri()}"
+def log_options(file: str | Path | None) -> str:
+    """The options of Java under which the driver logs errors only, or into a file."""
+    path = cache_folder() / ("spark-log4j2.properties" if file is None else "spark-log4j2-file.properties")
+    _write_once(path, QUIET_LOG if file is None else FILE_LOG)
+    chosen = f"-Dlog4j2.configurationFile={path.as_uri()}"
+    return chosen if file is None else f"{chosen} {_quoted(f'-D{LOG_PROPERTY}={Path(file).absolute()}')}"
 
 
 def _write_once(path: Path, text: str, mode: int = 0o644) -> None:

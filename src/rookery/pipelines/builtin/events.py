@@ -6,6 +6,7 @@ millisecond: message, queue and that moment name a journey, also where ids repea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ WAYS_OUT: Final = ("acked", "expired", "dead_lettered", "dropped")
 STEPS: Final = ("delivered", "retried", "released", "lapsed", *WAYS_OUT)
 """Events of a message in a queue."""
 
+LOOKED_AT_MAX: Final = 5_000_000
+"""How many events are looked at outside of Spark, which is quicker for a batch and what is around it in time."""
+
 _EVENT: Final = (
     "event_id STRING, event_type STRING, event_time_ms BIGINT, schema_version INT, "
     "tenant STRING, exchange STRING, routing_key STRING, queue STRING, consumer STRING, message_id STRING, "
@@ -55,13 +59,35 @@ def parsed(records: DataFrame) -> DataFrame:
 
     Times are timestamps, `entered_ms` is when the message entered its queue, `date` is the day of the event.
     """
-    found = records.selectExpr(f"from_json(cast(value AS STRING), '{_EVENT}') AS event").selectExpr("event.*")
-    return found.where("event_id IS NOT NULL AND event_type IS NOT NULL AND event_time_ms IS NOT NULL").selectExpr(
+    # a condition on columns of the result would be moved below it, and have every value parsed again for each of them
+    told = "event_id IS NOT NULL AND event.event_type IS NOT NULL AND event.event_time_ms IS NOT NULL"
+    event = f"from_json(cast(value AS STRING), '{_EVENT}')"
+    found = records.selectExpr(f"inline(filter(array({event}), event -> event.{told}))")
+    return found.selectExpr(
         "*",
         f"CASE WHEN event_type IN {STEPS!r} AND queue IS NOT NULL THEN event_time_ms - coalesce(latency_ms, 0) END "
         "AS entered_ms",
         "to_date(timestamp_millis(event_time_ms)) AS date",
     )
+
+
+def are_new(files: Sequence[str], known: Sequence[str], span: tuple[int, int]) -> bool:
+    """Whether no event is twice in some files, nor in the known ones, of which those in a span of time may count.
+
+    Where they are too many to be looked at here, they are not said to be.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    fresh, old = ds.dataset(list(files)), ds.dataset(list(known))
+    if fresh.count_rows() + old.count_rows() > LOOKED_AT_MAX:
+        return False
+    ids = fresh.to_table(columns=["event_id"])
+    if known:
+        within = (ds.field("event_time_ms") >= span[0]) & (ds.field("event_time_ms") <= span[1])
+        ids = pa.concat_tables([ids, old.to_table(columns=["event_id"], filter=within)])
+    return bool(pc.count_distinct(ids["event_id"]).as_py() == ids.num_rows)
 
 
 def once(events: DataFrame, known: DataFrame | None = None) -> DataFrame:

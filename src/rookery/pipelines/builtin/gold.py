@@ -23,7 +23,6 @@ EXAMPLES_MAX: Final = 5
 GRAINS: Final = ("minute", "hour", "day")
 
 _FORMATS: Final = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd"}
-_PART: Final = "STRUCT<measure: STRING, ms: BIGINT, weight: BIGINT>"
 _WINDOW: Final = "_window"
 """The smallest window that an event falls into."""
 
@@ -91,31 +90,35 @@ class Gold:
         return sorted({hour if self.slice_grain == "hour" else hour.rpartition("-")[0] for hour in hours})
 
     def updated(self, events: DataFrame, old: DataFrame | None) -> DataFrame:
-        """The rows of the slices that events fall into: what the table has of them in `old`, and what is added."""
-        rows = self._told(events)
-        if old is not None:
-            rows = rows.unionByName(self._known(old))
-        return self._finished(self._joined(rows))
+        """The rows of the slices that events fall into: what the table has of them in `old`, and what is added.
 
-    def _told(self, events: DataFrame) -> DataFrame:
-        """What events add, in each grain: numbers, what is not a number, and durations in rows of their own.
-
-        Each is added up over the smallest windows first, by itself and with few columns, so that Spark can do it by
-        hashing; windows are made of smaller ones when little is left.
+        Numbers, what is not a number, and durations are added up over the smallest windows first, each by itself and
+        with few columns, so that Spark can do it by hashing; windows are made of smaller ones when little is left.
         """
+        from pyspark.sql import functions as f
+
         kinds = ", ".join(f"'{kind}'" for kind in self.kinds)
         chosen = events.where(f"event_type IN ({kinds}) AND ({self.where})")
         if self.each:
             chosen = chosen.selectExpr("*", f"explode({self.each}) AS each")
-        found = self._numbers(chosen)
+        added = self._numbers(chosen)
         if self.lasts or self.examples:
-            found = found.unionByName(self._texts(chosen), allowMissingColumns=True)
+            added = added.unionByName(self._texts(chosen), allowMissingColumns=True)
+        rows = self._in_grains(added, *self.plain)
+        if old is not None:
+            rows = rows.unionByName(old.select(*self.key, *self.plain))
         if self.durations:
-            found = found.unionByName(self._spread(chosen), allowMissingColumns=True)
+            rows = rows.unionByName(self._histograms(chosen, old), allowMissingColumns=True)
+        # of each histogram there is one
+        spread = [f.expr(f"coalesce(max({name}), array()) AS {name}") for name in self.durations]
+        found = rows.groupBy(*self.key).agg(*self._joins(self.plain), *spread)
+        return self._finished(found if self.cap is None else self._capped(found, self.cap))
+
+    def _in_grains(self, rows: DataFrame, *columns: str) -> DataFrame:
+        """Rows of the smallest windows, for each window that they are part of."""
         grains = ", ".join(f"'{grain}'" for grain in self.grains)
-        parts = "coalesce(parts, array()) AS parts" if self.durations else f"cast(array() AS ARRAY<{_PART}>) AS parts"
-        return found.selectExpr("*", f"explode(array({grains})) AS grain").selectExpr(
-            *self.keys, "grain", f"date_trunc(grain, {_WINDOW}) AS window_start", *self.plain, parts
+        return rows.selectExpr("*", f"explode(array({grains})) AS grain").selectExpr(
+            *self.keys, "grain", f"date_trunc(grain, {_WINDOW}) AS window_start", *columns
         )
 
     def _grouped_by(self) -> list[str]:
@@ -143,51 +146,26 @@ class Gold:
         told = rows.where(" OR ".join(f"{name} IS NOT NULL" for name in names))
         return told.groupBy(*self.keys, _WINDOW).agg(*self._joins(names))
 
-    def _spread(self, chosen: DataFrame) -> DataFrame:
-        """The durations of events as parts of histograms."""
+    def _histograms(self, chosen: DataFrame, old: DataFrame | None) -> DataFrame:
+        """The whole histograms of each key: what the table has of them, and the durations of events."""
         from pyspark.sql import functions as f
 
         pairs = ", ".join(f"'{name}', {said}" for name, said in self.durations.items())
         stacked = f"stack({len(self.durations)}, {pairs}) AS (measure, ms)"
         rows = chosen.selectExpr(*self._grouped_by(), "coalesce(weight, 1L) AS weight", stacked).where("ms IS NOT NULL")
         summed = rows.groupBy(*self.keys, _WINDOW, "measure", "ms").agg(f.expr("sum(weight) AS weight"))
-        part = "named_struct('measure', measure, 'ms', ms, 'weight', weight)"
-        return summed.selectExpr(*self.keys, _WINDOW, f"array({part}) AS parts")
-
-    def _known(self, old: DataFrame) -> DataFrame:
-        """Rows of the table in the form that events have."""
-        parts = ", ".join(
-            f"transform({name}, part -> named_struct('measure', '{name}', 'ms', part.ms, 'weight', part.weight))"
-            for name in self.durations
-        )
-        said = f"concat({parts})" if parts else f"cast(array() AS ARRAY<{_PART}>)"
-        return old.selectExpr(*self.key, *self.plain, f"{said} AS parts")
-
-    def _joined(self, rows: DataFrame) -> DataFrame:
-        """Rows of the same keys as one."""
-        from pyspark.sql import functions as f
-
-        if not self.durations:
-            found = rows.groupBy(*self.key).agg(*self._joins(self.plain))
-            return found if self.cap is None else self._capped(found, self.cap)
-        # one row without a part has all that is not a duration, the others have nothing else
-        split = rows.selectExpr(
-            *self.key, *self.plain, f"explode(concat(array(cast(NULL AS {_PART})), parts)) AS part"
-        ).selectExpr(
-            *self.key,
-            "part.measure AS measure",
-            "part.ms AS ms",
-            "part.weight AS weight",
-            *(f"CASE WHEN part IS NULL THEN {name} END AS {name}" for name in self.plain),
-        )
-        joins = self._joins(self.plain)
-        summed = split.groupBy(*self.key, "measure", "ms").agg(f.expr("sum(weight) AS weight"), *joins)
+        parts = self._in_grains(summed, "measure", "ms", "weight")
+        if old is not None:
+            known = ", ".join(f"'{name}', {name}" for name in self.durations)
+            kept = old.selectExpr(*self.key, f"stack({len(self.durations)}, {known}) AS (measure, parts)")
+            parts = parts.unionByName(kept.selectExpr(*self.key, "measure", "inline(parts)"))
+        added = parts.groupBy(*self.key, "measure", "ms").agg(f.expr("sum(weight) AS weight"))
         pair = "named_struct('ms', ms, 'weight', weight)"
         arrays = [
             f.expr(f"sort_array(collect_list(CASE WHEN measure = '{name}' THEN {pair} END)) AS {name}")
             for name in self.durations
         ]
-        return summed.groupBy(*self.key).agg(*joins, *arrays)
+        return added.groupBy(*self.key).agg(*arrays)
 
     def _capped(self, rows: DataFrame, cap: Cap) -> DataFrame:
         """Rows with those of too many values as one."""

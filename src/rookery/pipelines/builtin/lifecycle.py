@@ -8,8 +8,10 @@ events, the slices of gold they fall into, and the journeys that are open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +29,11 @@ BRONZE: Final = "lifecycle_events"
 JOURNEYS: Final = "message_journeys"
 OPEN: Final = "open_journeys"
 
-GIVEN_UP_MS: Final = 7 * 86_400_000
+LANES: Final = 2
+"""So many tables are made at a time: while one is planned or committed, another is computed."""
+
+HOUR_MS: Final = 3_600_000
+GIVEN_UP_MS: Final = 7 * 24 * HOUR_MS
 """A journey of which nothing was heard for so long is given up."""
 
 
@@ -49,37 +55,40 @@ class Lifecycle:
         found = events.parsed(records)
         lake.append(found, bronze, app, batch, partition_by=("date",), revised=self._without_repeats)
 
-    def _without_repeats(self, found: DataFrame) -> DataFrame | None:
+    def _without_repeats(self, found: DataFrame, files: Sequence[lake.StagedFile]) -> DataFrame | None:
         """Events without those that are there twice or already; None when there are none of these, as is usual."""
         bronze = self.path(BRONZE)
-        span = found.selectExpr("min(event_time_ms) AS first", "max(event_time_ms) AS last").collect()[0]
-        where = f"event_time_ms >= {span.first} AND event_time_ms <= {span.last}"
-        known = lake.read(found.sparkSession, bronze, where=where)
-        ids = found.select("event_id").unionByName(known.select("event_id"))
-        # numbers are counted faster than texts, and two texts with one number do no harm
-        if not ids.selectExpr("xxhash64(event_id) AS id").groupBy("id").count().where("count > 1").take(1):
+        firsts, lasts = zip(*(file.span("event_time_ms") for file in files), strict=True)
+        where = f"event_time_ms >= {min(firsts)} AND event_time_ms <= {max(lasts)}"
+        known = lake.files(bronze, where)
+        if events.are_new([str(file.path) for file in files], known, (min(firsts), max(lasts))):
             return None
-        return events.once(found, known)
+        return events.once(found, lake.read(found.sparkSession, bronze, where=where) if known else None)
 
     def refresh(self, spark: SparkSession) -> int:
         """Bring all other tables up to bronze; the version of bronze that they have then, -1 without any."""
+        from pyspark import inheritable_thread_target
+
         bronze = self.path(BRONZE)
         if not lake.exists(bronze):
             return -1
         stop = changes.version(bronze)
+        work: list[Callable[[], None]] = [partial(self._journeys, spark, stop)]
         tables = gold_tables(self.sla)
         starts = {table.name: lake.last_batch(self.path(table.name), APP) for table in tables}
         for start in sorted({each for each in starts.values() if each < stop}):
             added = Added(spark, bronze, start, stop)
-            for table in tables:
-                if starts[table.name] == start:
-                    self._gold(spark, table, added)
-        self._journeys(spark, stop)
+            seen = gold.seen(added.events)
+            behind = [table for table in tables if starts[table.name] == start]
+            work += [partial(self._gold, spark, table, added, table.slices(seen)) for table in behind]
+        with ThreadPoolExecutor(LANES, "lifecycle") as pool:
+            # each with what Spark knows of this thread: its query, its pool
+            for done in [pool.submit(inheritable_thread_target(spark)(each)) for each in work]:
+                done.result()
         return stop
 
-    def _gold(self, spark: SparkSession, table: gold.Gold, added: Added) -> None:
+    def _gold(self, spark: SparkSession, table: gold.Gold, added: Added, slices: Sequence[str]) -> None:
         path = self.path(table.name)
-        slices = table.slices(added.seen())
         old = None
         if lake.exists(path):
             if not slices:
@@ -106,7 +115,8 @@ class Lifecycle:
         if lake.exists(opened):
             parts.append(lake.read(spark, opened))
         found = kept = journeys.joined(*parts).persist()
-        given_up = (added.last_ms() or 0) - GIVEN_UP_MS
+        # full hours: Spark compiles a number in a condition, and each time anew when it is another
+        given_up = ((added.last_ms() or 0) - GIVEN_UP_MS) // HOUR_MS * HOUR_MS
         late = self._late(spark, added, given_up)
         if late is None:
             rows = journeys.shown(journeys.settled(found, given_up))
@@ -155,13 +165,6 @@ class Added:
         self.stop = stop
         self.files = changes.added(bronze, start, stop)
         self.events = measured(changes.rows(spark, bronze, self.files))
-        self._seen: list[tuple[str, str]] | None = None
-
-    def seen(self) -> list[tuple[str, str]]:
-        """The hours and kinds of these events."""
-        if self._seen is None:
-            self._seen = gold.seen(self.events)
-        return self._seen
 
     def last_ms(self) -> int | None:
         """The time of the newest of them."""
