@@ -200,6 +200,27 @@ restart: {retries: 1, backoff: 10ms}
     assert lake.read(spark, Place(tmp_path, "p").table("fine")).count() == 10
 
 
+def test_what_is_not_there_is_waited_for_but_not_by_who_runs_once(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    text = "source: {stream: later, startingOffsets: earliest}\nsink: {table: later}\nrestart: {backoff: 10ms}\n"
+    path = write(tmp_path, world, text)
+    status = Runner(PipelineJob(load(path)), tmp_path, spark, once=True).run()
+    assert (status.state, status.restarts) == ("failed", 1)
+    assert status.error is not None
+    assert "p.yaml:2: source: there is no stream 'later'" in status.error.message
+
+    def heard(status: Status) -> None:
+        if status.state == "restarting":
+            world.stream("later", 7)
+        if status.progress.total_rows == 7:
+            runner.stop()
+
+    runner = Runner(PipelineJob(load(path)), tmp_path, spark, heard=heard)
+    assert runner.run().state == "stopped"
+    assert lake.read(spark, Place(tmp_path, "p").table("later")).count() == 7
+
+
 def test_where_every_job_keeps_failing_another_spark_is_asked_for(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:

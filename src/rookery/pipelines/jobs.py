@@ -73,9 +73,9 @@ class PipelineJob:
 
     def start(self, spark: SparkSession, place: Place, app: str, *, once: bool) -> StreamingQuery:
         pipeline, sink = self.pipeline, self.pipeline.sink
+        make_ready(pipeline)
         frame = frames.build(spark, pipeline, frames.streaming(spark, pipeline, place))
         check(pipeline, frame)
-        make_ready(pipeline)
         writer = Writer.of(pipeline, place, app)
         if sink.kind == "table" or writer.quarantine is not None:
             query = frame.writeStream.foreachBatch(writer)
