@@ -15,12 +15,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 JOBS ?= 2
+MINUTES ?= 1
+DECODER ?=
 
 SOURCES := $(shell find src build_backend -type f -not -name "*.py[cod]" -not -name "*.so" -not -path "*.egg-info/*" | sort)
 BUILD := pyproject.toml setup.py MANIFEST.in
 
 # Tests that share nothing outside their process run side by side, and once more uncompiled; the others start servers.
-QUICK := unit contract wire simulation
+QUICK := unit contract wire fuzz simulation
 OTHER := $(filter-out $(QUICK),$(patsubst tests/%/,%,$(wildcard tests/*/)))
 with-tests = $(foreach dir,$(1),$(if $(shell find tests/$(dir) -name 'test_*.py' 2>/dev/null),tests/$(dir)))
 PYTEST := $(BIN)/python -m pytest -q
@@ -35,7 +37,7 @@ serve: $(VENV)/.package  ## install what is missing and start the broker; ARGS="
 
 test: system build-and-pure test-compiled  ## everything: lint, the quick tests uncompiled, all tests compiled
 
-check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire and short simulation, uncompiled
+check: lint  ## the quick subset: format, lint, types, layers; unit, contract, wire, fuzz and short simulation, uncompiled
 	$(call run-pure,$(call with-tests,$(QUICK)))
 
 test-long: system build-and-pure  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
@@ -75,11 +77,16 @@ bench: $(VENV)/.bench  ## compare with other brokers on this machine (bench/run;
 demo: $(VENV)/.tools $(VENV)/.package  ## a broker, a shop with its troubles, the pipelines and a page of insights, in three minutes
 	@exec $(BIN)/python tools/demo.py $(ARGS)
 
+# Uncompiled: coverage is that of Python's own code.
+fuzz: $(VENV)/.fuzz  ## fuzz every decoder of outside bytes for MINUTES=1 each, or one: DECODER=name (docs/decoders.md)
+	PYTHONPATH=src $(BIN)/python -m tests.fuzz --minutes $(MINUTES) --jobs $(JOBS) \
+		$(addprefix --decoder ,$(DECODER)) $(ARGS)
+
 system:  ## look for the system's packages that tests need, install them where that is possible
 	@tools/ensure-system
 
 clean:  ## remove everything that make and the tools made, .venv too
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .fuzz build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src -name '*.so' -delete
 	rm -rf src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -116,6 +123,11 @@ $(VENV)/.bench: $(VENV)/.package
 	$(BIN)/python -m pip install -q --disable-pip-version-check "rookery[bench]"
 	@touch $@
 
+# Where there is no wheel of it for this Python, the fuzzer says so and goes on without coverage.
+$(VENV)/.fuzz: $(VENV)/.tools
+	$(BIN)/python -m pip install -q --disable-pip-version-check "atheris>=2.3" || true
+	@touch $@
+
 FORCE:
 
-.PHONY: help serve demo test check test-long test-compiled test-pure lint build-and-pure fmt bench system clean FORCE
+.PHONY: help serve demo fuzz test check test-long test-compiled test-pure lint build-and-pure fmt bench system clean FORCE

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rookery import errors
 from rookery._compiled import compiled
+from rookery._version import __version__
 from rookery.errors import Reject, RookeryError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         SubOptions,
     )
 
-__version__ = "0.1.0"
 
 __all__ = [
     "HIGH",

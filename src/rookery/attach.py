@@ -21,7 +21,8 @@ from rookery.embed.engine import AsyncEngine, Engine
 from rookery.errors import InvalidArgument
 from rookery.gate import Gate
 from rookery.listeners import Attendance, Listener
-from rookery.logs import make_log
+from rookery.logins import Logins
+from rookery.logs import LogOutput, make_log
 from rookery.turns import Driver, Turns
 from rookery.web import Web
 from rookery.wire.amqp import AmqpFace
@@ -119,7 +120,8 @@ class Attached:
     """
 
     def __init__(self, engine: AsyncEngine | Engine, clock: Clock, access: Access | None, settings: Settings) -> None:
-        log = make_log(settings.log_level, sys.stderr)
+        self._log_output = LogOutput(sys.stderr)
+        log = make_log(settings.log_level, self._log_output, settings.secrets())
         if access is None:
             access = Access(os.urandom, guest=settings.guest)
             access.set_fixed_key(settings.api_key)
@@ -128,15 +130,17 @@ class Attached:
         self.http = ""
         self.line = ""
         self._turns = Turns(driver, log)
-        self._gate = Gate(access, self._turns, clock, log, open_to_all=settings.auth_mode == "none")
-        self._web = Web(engine, self._turns, access, clock, log, settings)
+        self._logins = Logins(self._turns, settings.login_failures_max)
+        open_to_all = settings.auth_mode == "none"
+        self._gate = Gate(access, self._turns, clock, log, self._logins, open_to_all=open_to_all)
+        self._web = Web(engine, self._turns, access, clock, log, self._logins, settings)
         self._faces: dict[str, Face] = {
             "amqp": amqp_face(self._turns, self._gate, log),
             "http": self._web.face,
             "line": line_face(self._turns, self._gate, log),
         }
         self._web.faces |= self._faces
-        self._attendance = Attendance(CONNECTIONS_MAX, log)
+        self._attendance = Attendance(CONNECTIONS_MAX, log, settings.address_connections_max)
         self._listeners: list[Listener] = []
         self._log = log
 
@@ -174,6 +178,8 @@ class Attached:
         self._turns.stop()
         self._gate.close()
         self._web.close()
+        self._logins.close()
+        self._log_output.close()
 
     def _take_leave(self) -> None:
         for face in self._faces.values():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
 from rookery.config_kinds import (
@@ -46,6 +47,7 @@ from rookery.config_kinds import (
     Suffix,
     SyncMode,
     TlsVersion,
+    is_guessable,
     is_loopback,
     read_port,
     size,
@@ -58,6 +60,7 @@ from rookery.store.compression import NEEDS_ZSTD, is_available
 
 LOG_FILE: Final = "raven-mq.log"
 JWT_SECRET_BYTES_MIN: Final = 32
+HIDDEN_CHARS_MIN: Final = 6
 
 _DAY_MS: Final = 24 * 3_600_000
 
@@ -165,6 +168,16 @@ class Settings:
         At("ROOKERY_WEBHOOK_ALLOW", "webhooks.allow", "networks that every tenant's webhooks may call, public or not"),
     ] = ()
 
+    webhook_calls_max: Annotated[
+        int,
+        whole(1, 100_000),
+        At(
+            "ROOKERY_WEBHOOK_CALLS_MAX",
+            "webhooks.calls_max",
+            "calls of webhooks at a time, of which one tenant has a fifth at most and a tenth to one host",
+        ),
+    ] = 1_000
+
     store_backend: Annotated[StoreBackend, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
     data_dir: Annotated[
         FilePath,
@@ -235,9 +248,11 @@ class Settings:
         int,
         whole(0, 1_000_000),
         At(
-            "ROOKERY_ADDRESS_CONNECTIONS_MAX", "limits.address_connections_max", "of them by one address, 0: any number"
+            "ROOKERY_ADDRESS_CONNECTIONS_MAX",
+            "limits.address_connections_max",
+            "of them by one address other than loopback, 0 for no limit",
         ),
-    ] = 0
+    ] = 1_000
     tenant_connections_max: Annotated[
         int,
         whole(0, 1_000_000),
@@ -321,6 +336,12 @@ class Settings:
         warnings = [text for layer in layers for text in layer.warnings]
         _check_together(values, sources, warnings)
         return cls(**values, sources=sources, warnings=tuple(warnings))
+
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets among the settings, for whoever must not show them. Very short ones would hide every word."""
+        texts = [getattr(self, setting.field) for setting in SETTINGS if setting.kind.secret]
+        texts += [urlsplit(text).password for text in texts if text and "://" in text]
+        return tuple(text for text in texts if text and len(text) >= HIDDEN_CHARS_MIN)
 
     def describe(self) -> list[SettingRow]:
         """Every setting with its value and where that came from, secrets masked: for `--help` and `doctor`."""
@@ -587,6 +608,11 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
     by_secret = settings.auth_mode == "bearer" and settings.jwt_key_file is None
     if by_secret and len((settings.jwt_secret or "").encode()) < JWT_SECRET_BYTES_MIN:
         warnings.append(f"JWT_SECRET is shorter than {JWT_SECRET_BYTES_MIN} bytes: whoever guesses it forges tokens")
+    if settings.auth_mode != "none" and settings.api_key is not None and is_guessable(settings.api_key):
+        warnings.append(
+            f"API_KEY ({sources['api_key']}) is easy to guess, and whoever has it is admin: use 16 or more random "
+            "characters, for example from `openssl rand -hex 32`"
+        )
 
 
 def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:

@@ -36,6 +36,21 @@ _SIZE_UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
+SECRET_CHARS_MIN: Final = 16
+SECRET_DISTINCT_MIN: Final = 6
+GUESSED_FIRST: Final = (
+    "changeme|supersecretkey|secret|password|passw0rd|example|apikey|default|rookery|ravenmq|letmein|admin|guest|super|"
+    "test|your|here|token|qwerty|0123456789|123456789|123456|1234|abcdef|my|key"
+)
+"""Words that weak secrets are made of; what is left without them must still be long."""
+
+
+def is_guessable(secret: str) -> bool:
+    """Whether a secret is short, made of few characters, or among those that everybody tries first."""
+    plain = "".join(c for c in secret.lower() if c.isalnum())
+    rest = re.sub(GUESSED_FIRST, "", plain)
+    return len(secret) < SECRET_CHARS_MIN or len(set(secret)) < SECRET_DISTINCT_MIN or len(rest) < SECRET_DISTINCT_MIN
+
 
 def is_loopback(host: str) -> bool:
     """Whether only programs of this machine can reach an address."""

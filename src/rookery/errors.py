@@ -309,6 +309,13 @@ class MemoryLimitExceeded(LimitExceeded):
     http = 503
 
 
+class DecodingFailed(RookeryError):
+    """The process that decodes a body ended or took too long; nothing was kept of the body."""
+
+    code = "decoding_failed"
+    http = 503
+
+
 class QueueFull(LimitExceeded):
     """A queue that rejects publishes when full is full."""
 
@@ -548,9 +555,13 @@ class UnsupportedMedia(RookeryError):
 
 
 class RateLimited(LimitExceeded):
-    """There were too many requests with this credential; try again later."""
+    """There were too many requests with this credential; try again later, after `retry_after_sec`."""
 
     code = "rate_limited"
+
+    def __init__(self, message: str = "", *, argument: str | None = None, retry_after_sec: int = 1) -> None:
+        super().__init__(message, argument=argument)
+        self.retry_after_sec = retry_after_sec
 
 
 class NotReady(RookeryError):

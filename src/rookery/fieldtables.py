@@ -32,6 +32,12 @@ from rookery.errors import InvalidArgument, InvalidType
 DEPTH_MAX: Final = 32
 """How deep tables and arrays nest; the outermost table is the first level."""
 
+WRITTEN_MAX: Final = 262_144
+"""Where writing a table stops: at twice what a message may have, and before it takes long."""
+
+FIELDS_MAX: Final = 10_000
+"""How many fields and items the headers of a published message have, those of nested tables and arrays included."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 
@@ -96,11 +102,11 @@ def write_table(w: BytesWriter, table: dict[str, object]) -> None:
     _write_nested(w, table, "table", 0)
 
 
-def check_table(data: bytes, pos: i64, end: i64) -> None:
-    """Raise InvalidArgument unless `decode_table` would succeed; builds nothing."""
+def check_table(data: bytes, pos: i64, end: i64) -> i64:
+    """Raise InvalidArgument unless `decode_table` would succeed; builds nothing. Returns how many fields there are."""
     if pos < 0 or end > len(data):
         raise InvalidArgument("the table lies outside of its data", argument="table")
-    _check_fields(data, pos, end, True, 1)
+    return _check_fields(data, pos, end, True, 1)
 
 
 # Stepping through fields
@@ -210,8 +216,10 @@ def read_unsigned(data: bytes, pos: i64) -> int:
     return number if number >= 0 else number + (1 << 64)
 
 
-def _check_fields(data: bytes, pos: i64, end: i64, named: bool, depth: i64) -> None:
+def _check_fields(data: bytes, pos: i64, end: i64, named: bool, depth: i64) -> i64:
+    count: i64 = 0
     while pos < end:
+        count += 1
         if named:
             pos = after_name(data, pos, end)
         stop = after_field(data, pos, end)
@@ -219,8 +227,9 @@ def _check_fields(data: bytes, pos: i64, end: i64, named: bool, depth: i64) -> N
         if kind == 0x46 or kind == 0x41:
             if depth >= DEPTH_MAX:
                 raise _too_deep("table")
-            _check_fields(data, pos + 5, stop, kind == 0x46, depth + 1)
+            count += _check_fields(data, pos + 5, stop, kind == 0x46, depth + 1)
         pos = stop
+    return count
 
 
 # Writing
@@ -309,6 +318,8 @@ def _write_fields(w: BytesWriter, table: dict[str, object], depth: i64) -> None:
         label = name if isinstance(name, str) else "table"
         write_short(w, name, label)
         write_field(w, value, label, depth)
+        if len(w) > WRITTEN_MAX:
+            raise _too_long()
 
 
 def _write_nested(w: BytesWriter, value: object, name: str, depth: i64) -> None:
@@ -322,6 +333,8 @@ def _write_nested(w: BytesWriter, value: object, name: str, depth: i64) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             write_field(w, item, name, depth + 1)
+            if len(w) > WRITTEN_MAX:
+                raise _too_long()
     size: i64 = len(w) - start - 4
     if size > 0xFFFFFFFF:
         raise InvalidArgument(f"{name} is longer than 4 GiB", argument=name)
@@ -365,6 +378,10 @@ def _write_decimal(w: BytesWriter, value: Decimal, name: str) -> None:
     w.append(u8(0x44))  # D
     w.append(u8(max(-exponent, 0)))
     write_i32_be(w, i32(unscaled))
+
+
+def _too_long() -> InvalidArgument:
+    return InvalidArgument(f"the table has more than {WRITTEN_MAX} bytes", argument="table")
 
 
 def _too_deep(name: str) -> InvalidArgument:

@@ -7,18 +7,15 @@ nothing is the guest.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from rookery.core.access import DEFAULT_TENANT, FULL, GUEST, Access, PasswordCheck, Principal
+from rookery.core.credentials import key_label
 from rookery.errors import AccessRefused, LimitExceeded, RookeryError
-from rookery.limits import FailedLogins
+from rookery.logins import TOO_MANY_FAILED, TOO_MANY_PENDING, Logins, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rookery.clock import Clock
     from rookery.logs import Log
     from rookery.turns import Turns
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from rookery.wire.line import LineConnection
 
 EXTERNAL = "EXTERNAL"
+UNKNOWN = "(unknown)"
 
 
 class Gate:
@@ -37,9 +35,9 @@ class Gate:
         turns: Turns,
         clock: Clock,
         log: Log,
+        logins: Logins,
         *,
         open_to_all: bool = False,
-        failures_max: int = 10,
         tenant_connections_max: int = 0,
     ) -> None:
         self._access = access
@@ -48,9 +46,9 @@ class Gate:
         self._log = log
         self._open = open_to_all
         self._tenant_connections_max = tenant_connections_max
-        self._failed = FailedLogins(failures_max)
+        self._logins = logins
+        self._failed = logins.failed
         access.on_revoked.append(turns.revoked)
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rookery-login")
 
     def login(self, connection: AmqpConnection, user: str, password: str) -> None:
         """Verify the two, outside of the loop if that is slow, and tell the connection."""
@@ -61,29 +59,41 @@ class Gate:
         check = self._access.password_check(user, password) if by_password else None
         if check is None:
             self._answer(connection, user, password, None)
-        else:
-            self._verify(check, lambda: self._answer(connection, user, password, check))
+            return
 
-    def _verify(self, check: PasswordCheck, done: Callable[[], None]) -> None:
-        """Run a check in a thread, and `done` in a turn then."""
-        verified = asyncio.get_running_loop().run_in_executor(self._pool, check.run)
-        verified.add_done_callback(lambda _: self._turns.run(done))
+        def verified(outcome: Outcome) -> None:
+            if outcome == "checked":
+                self._answer(connection, user, password, check)
+            else:
+                self._not_verified(connection.peer_name, user, connection.mechanism, outcome)
+                connection.login_done(False)
+
+        self._logins.verify(connection.peer_name, user, check, verified)
+
+    def _not_verified(self, peer: str, user: str, mechanism: str, outcome: Outcome) -> None:
+        if outcome == "busy":
+            self._log.warning("login_refused", peer=peer, mechanism=mechanism, reason=TOO_MANY_PENDING)
+        else:
+            self._count_failure(peer, user, mechanism, "the password could not be verified")
 
     def _answer(self, connection: AmqpConnection, user: str, password: str, check: PasswordCheck | None) -> None:
         try:
             self._principal(connection, user, password, None, check)
         except AccessRefused:
             pass  # who it is, is clear; which tenant it may enter is asked later
-        except RookeryError as error:
-            self._count_failure(connection.peer_name, user, connection.mechanism, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a credential provokes counts as a failure
+            self._count_failure(connection.peer_name, user, connection.mechanism, _reason(error))
             connection.login_done(False)
             return
         connection.login_done(True)
 
     def _count_failure(self, peer: str, user: str, mechanism: str, reason: str) -> None:
-        self._log.warning("login_failed", peer=peer, user=user[:255], mechanism=mechanism, reason=reason)
-        if self._failed.fail(peer, user, self._clock.mono_ms()):
-            self._log.warning("logins_refused", peer=peer, user=user[:255], reason="too many failed within a minute")
+        last = self._failed.fail(peer, user, self._clock.mono_ms())
+        # a name that nobody has may be a password or a key in the wrong place
+        shown = user[:255] if self._access.knows(user) else UNKNOWN
+        self._log.warning("login_failed", peer=peer, user=shown, mechanism=mechanism, reason=reason)
+        if last:
+            self._log.warning("logins_refused", peer=peer, user=shown, reason="too many failed within a minute")
 
     def enter(self, connection: AmqpConnection, user: str, password: str, tenant: str) -> Principal:
         principal = self._principal(connection, user, password, tenant, None)
@@ -104,7 +114,7 @@ class Gate:
         self, connection: AmqpConnection, user: str, password: str, tenant: str | None, check: PasswordCheck | None
     ) -> Principal:
         if self._open:
-            return Principal(user, tenant or DEFAULT_TENANT, FULL)
+            return Principal(user, tenant or DEFAULT_TENANT, FULL, anonymous=True)
         if connection.mechanism == EXTERNAL:
             return self._access.check_certified(connection.certified, tenant)
         loopback = connection.loopback
@@ -115,7 +125,8 @@ class Gate:
 
     def guest(self, connection: LineConnection) -> Principal | None:
         """Who a peer is that shows no credential; None when it has to."""
-        principal = Principal(GUEST, DEFAULT_TENANT, FULL) if self._open else self._local_guest(connection)
+        guest = Principal(GUEST, DEFAULT_TENANT, FULL, anonymous=True)
+        principal = guest if self._open else self._local_guest(connection)
         if principal is not None:
             self._make_room(connection, principal.tenant)
         return principal
@@ -131,20 +142,29 @@ class Gate:
 
     def log_in(self, connection: LineConnection, user: str, password: str) -> None:
         """Verify a user and a password, or without a user an API key, and tell the connection who that is."""
-        if not self._open and self._failed.refused(connection.peer_name, user, self._clock.mono_ms()):
-            connection.login_done(None, "too many logins failed; try again later")
+        label = user or key_label(password)
+        if not self._open and self._failed.refused(connection.peer_name, label, self._clock.mono_ms()):
+            connection.login_done(None, TOO_MANY_FAILED)
             return
         check = self._access.password_check(user, password) if user and not self._open else None
         if check is None:
             self._tell(connection, user, password, None)
-        else:
-            self._verify(check, lambda: self._tell(connection, user, password, check))
+            return
+
+        def verified(outcome: Outcome) -> None:
+            if outcome == "checked":
+                self._tell(connection, user, password, check)
+            else:
+                self._not_verified(connection.peer_name, user, "AUTH", outcome)
+                connection.login_done(None, TOO_MANY_PENDING if outcome == "busy" else "the login failed")
+
+        self._logins.verify(connection.peer_name, user, check, verified)
 
     def _tell(self, connection: LineConnection, user: str, password: str, check: PasswordCheck | None) -> None:
         now_ms = self._clock.wall_ms()
         try:
             if self._open:
-                principal = Principal(user or GUEST, DEFAULT_TENANT, FULL)
+                principal = Principal(user or GUEST, DEFAULT_TENANT, FULL, anonymous=True)
             elif user:
                 principal = self._access.check_user(
                     user, password, None, loopback=connection.loopback, now_ms=now_ms, check=check
@@ -152,9 +172,9 @@ class Gate:
             else:
                 principal = self._access.check_key(password, now_ms)
             self._make_room(connection, principal.tenant)
-        except RookeryError as error:
-            self._count_failure(connection.peer_name, user, "AUTH", str(error))
-            connection.login_done(None, str(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._count_failure(connection.peer_name, user or key_label(password), "AUTH", _reason(error))
+            connection.login_done(None, _reason(error))
             return
         connection.login_done(principal, "")
 
@@ -164,4 +184,8 @@ class Gate:
     def close(self) -> None:
         with contextlib.suppress(ValueError):  # closed before
             self._access.on_revoked.remove(self._turns.revoked)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _reason(error: Exception) -> str:
+    """What to say of a login that failed."""
+    return str(error) if isinstance(error, RookeryError) else f"internal error ({type(error).__name__})"

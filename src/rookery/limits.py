@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,7 @@ def is_local(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+@lru_cache(maxsize=4_096)
 def network_of(host: str) -> str:
     """What is counted as one address: of IPv6 the first half, of which one customer has all."""
     try:
@@ -90,7 +92,7 @@ class FailedLogins:
 
     def refused(self, host: str, user: str, now_ms: int) -> bool:
         """Whether a login is to be refused without looking at it."""
-        if not self._most:
+        if not self._most or not self._failed:
             return False
         address = network_of(host)
         return (
@@ -123,3 +125,23 @@ class FailedLogins:
         while len(self._failed) > TRACKED_MAX:
             self._failed.popitem(last=False)
         return count + 1
+
+
+class Seldom:
+    """Keeps a log short when the same thing happens again and again: each name is told once in `every_ms`."""
+
+    def __init__(self, every_ms: int = 10_000) -> None:
+        self._every_ms = every_ms
+        self._told: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def count(self, name: str, now_ms: int) -> int:
+        """How often it happened since it was told, this time included; 0 when it is not to be told now."""
+        told_ms, unsaid = self._told.get(name, (now_ms - self._every_ms, 0))
+        if now_ms - told_ms < self._every_ms:
+            self._told[name] = (told_ms, unsaid + 1)
+            return 0
+        self._told[name] = (now_ms, 0)
+        self._told.move_to_end(name)
+        while len(self._told) > TRACKED_MAX:
+            self._told.popitem(last=False)
+        return unsaid + 1

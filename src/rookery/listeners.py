@@ -14,10 +14,11 @@ import asyncio
 import contextlib
 import errno
 import socket
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import InvalidArgument
-from rookery.limits import is_local, network_of
+from rookery.limits import Seldom, is_local, network_of
 from rookery.proxy_protocol import HEADER_MAX_BYTES, Reader, Source
 from rookery.tls import name_in
 
@@ -41,17 +42,24 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Attendance:
-    """How many are connected over all listeners, and, if that is limited, from each address. `empty`: nobody is."""
+    """How many are connected over all listeners, and, if that is limited, from each address. `empty`: nobody is.
+
+    A peer counts for its address from the moment that is known until it leaves, also while it negotiates TLS. Peers on
+    this machine count in all only: they may be a proxy for everybody, and could do worse. `refused` counts who was
+    turned away.
+    """
 
     def __init__(self, most: int, log: Log, address_most: int = 0) -> None:
         self.most = most
         self.arriving = 0
         self.present = 0
+        self.refused = 0
         self.empty = asyncio.Event()
         self.empty.set()
         self._log = log
         self._address_most = address_most
         self._by_address: dict[str, int] = {}
+        self._seldom = Seldom()
 
     def full(self) -> bool:
         return self.arriving + self.present >= self.most
@@ -61,19 +69,39 @@ class Attendance:
         face.admit = self._admit
         face.left = self._left
 
+    def refuse(self, peer: str, name: str, reason: str) -> None:
+        """Count somebody who is turned away, and log it, but not each time."""
+        self.refused += 1
+        count = self._seldom.count(name, int(time.monotonic() * 1_000))
+        if count:
+            self._log.warning("connection_refused", peer=peer, reason=reason, count=count)
+
+    def enter(self, host: str) -> bool:
+        """Let one more peer of this address arrive, unless it has too many; `leave` undoes it."""
+        if not self._address_most or is_local(host):
+            return True
+        address = network_of(host)
+        count = self._by_address.get(address, 0)
+        if count >= self._address_most:
+            self.refuse(host, address, f"its address has {count} connections")
+            return False
+        self._by_address[address] = count + 1
+        return True
+
+    def leave(self, host: str) -> None:
+        if not self._address_most or is_local(host):
+            return
+        address = network_of(host)
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
     def _admit(self, peer: Peer, transport: Any) -> bool:
         if not peer.peer_name:
             name = transport.get_extra_info("peername")
             peer.peer_name = str(name[0]) if isinstance(name, tuple) else ""
         peer.loopback = is_local(peer.peer_name)
-        if self._address_most:
-            address = network_of(peer.peer_name)
-            count = self._by_address.get(address, 0)
-            if count >= self._address_most:
-                text = f"its address has {count} connections"
-                self._log.warning("connection_refused", peer=peer.peer_name, reason=text)
-                return False
-            self._by_address[address] = count + 1
+        peer.network = network_of(peer.peer_name) or "-"
         self.present += 1
         self.empty.clear()
         peer.certified = name_in(transport.get_extra_info("peercert"))
@@ -81,11 +109,7 @@ class Attendance:
         return True
 
     def _left(self, peer: Peer) -> None:
-        if self._address_most:
-            address = network_of(peer.peer_name)
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
+        self.leave(peer.peer_name)
         self.present -= 1
         if not self.present:
             self.empty.set()
@@ -113,7 +137,7 @@ class Listener:
         self.handshake_sec = handshake_sec
         self._sockets: list[socket.socket] = []
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._arrivals: set[asyncio.Task[None]] = set()
+        self._arrivals: set[asyncio.Task[bool]] = set()
         self._prefaces: set[_Preface] = set()
 
     async def open(self, host: str, port: int) -> str:
@@ -160,8 +184,7 @@ class Listener:
                 return
             if self._attendance.full():
                 peer.close()
-                text = f"there are {self._attendance.most} connections"
-                self._log.warning("connection_refused", peer=str(address[0]), reason=text)
+                self._attendance.refuse(str(address[0]), "", f"there are {self._attendance.most} connections")
                 continue
             self._attendance.arriving += 1
             _prepare(peer)
@@ -182,15 +205,26 @@ class Listener:
 
     def arrive(self, sock: socket.socket, address: str, source: Source | None) -> None:
         """Begin the connection of an accepted socket, which comes from `source` if a proxy said so."""
-        task = self._loop.create_task(self._connect(sock, address, source))
+        if source is not None and not source.itself:
+            # unknown to the proxy: certainly not from this machine
+            address = source.address or "unknown"
+        if not self._attendance.enter(address):
+            self._attendance.arriving -= 1
+            sock.close()
+            return
+        task = self._loop.create_task(self._connect(sock, address))
         self._arrivals.add(task)
-        task.add_done_callback(self._arrived)
+        task.add_done_callback(lambda task: self._arrived(task, address))
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
+    def _arrived(self, task: asyncio.Task[bool], address: str) -> None:
         self._arrivals.discard(task)
         self._attendance.arriving -= 1
+        if task.cancelled() or task.exception() is not None or not task.result():
+            # nobody is there who would leave
+            self._attendance.leave(address)
 
-    async def _connect(self, sock: socket.socket, address: str, source: Source | None) -> None:
+    async def _connect(self, sock: socket.socket, address: str) -> bool:
+        """Negotiate TLS, if that is to be, and make the connection; whether it came to be."""
         certificates = self._certificates
         context = None if certificates is None else certificates.context
         patience = None if context is None else self.handshake_sec
@@ -200,9 +234,7 @@ class Listener:
         def make() -> Any:
             peer = self._face.connect()
             made.append(peer)
-            if source is not None and not source.itself:
-                # unknown to the proxy: certainly not from this machine
-                peer.peer_name = source.address or "unknown"
+            peer.peer_name = address
             return peer
 
         try:
@@ -216,6 +248,7 @@ class Listener:
             # what was made has a transport by now, which closes the socket
             if not made:
                 sock.close()
+        return any(peer.network for peer in made)
 
     def turn_away(self, preface: _Preface, peer: str, reason: str) -> None:
         """A peer did not say as it should from where it comes."""

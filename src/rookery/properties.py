@@ -21,6 +21,7 @@ from mypy_extensions import i16, i64, mypyc_attr, u8
 from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, write_i16_be
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.fieldtables import (
+    FIELDS_MAX,
     Timestamp,
     after_field,
     after_name,
@@ -38,12 +39,15 @@ from rookery.fieldtables import (
 )
 
 __all__ = [
+    "BYTES_MAX",
     "EMPTY",
     "EXPIRATION_MS_MAX",
+    "UNDECODABLE_HEADER",
     "Properties",
     "Scan",
     "Timestamp",
     "check",
+    "check_published",
     "content_type",
     "correlation_id",
     "decode",
@@ -57,11 +61,13 @@ __all__ = [
     "headers",
     "message_id",
     "priority",
+    "readable",
     "reply_to",
     "timestamp",
     "user_id",
     "with_headers",
     "with_reply_to",
+    "within",
     "without_expiration",
     "write_table",
 ]
@@ -71,6 +77,21 @@ EMPTY: Final = b"\x00\x00"
 
 EXPIRATION_MS_MAX: Final = 10**15
 """The longest expiration, about 31,000 years: added to any present time it still fits 64 bits."""
+
+BYTES_MAX: Final = 131_052
+"""The longest list that can be published: what fits one AMQP frame of 128 KiB."""
+
+UNDECODABLE_HEADER: Final = "x-undecodable"
+"""The one header of a message whose stored list is malformed: the bytes of that list."""
+
+OMITTED_HEADER: Final = "x-headers-omitted"
+"""The one header of a delivery whose own headers do not fit the frames of its consumer: how many bytes they have."""
+
+SMALL_BYTES: Final = 64
+SOUND_MAX: Final = 1_024
+"""Lists this small are likely to come again: so many that were found sound are known, and not looked into each time."""
+
+_sound: Final[dict[bytes, bool]] = {}
 
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
@@ -171,7 +192,7 @@ class Scan:
         """-1 when absent."""
 
     def read(self, props: bytes) -> None:
-        """Take the values of this list. Its frame is checked to the end; headers are stepped over, not looked at."""
+        """Take the values of this list. All of it is checked, as `check_published` does; nothing is built."""
         size: i64 = len(props)
         flags = _flags(props)
         pos = _values(props, flags)
@@ -183,7 +204,9 @@ class Scan:
         if flags & _CONTENT_ENCODING:
             pos = _after_short(props, pos, size)
         if flags & _HEADERS:
+            start = pos + 4
             pos = _after_sized(props, pos, size)
+            _check_count(check_table(props, start, pos))
         if flags & _DELIVERY_MODE:
             mode = _octet(props, pos, size)
             pos += 1
@@ -200,6 +223,8 @@ class Scan:
             expiration_ms = _milliseconds(props, start, pos)
         if _after_rest(props, pos, size, flags) != size:
             raise _malformed("the values do not end where the list does")
+        if size > BYTES_MAX:
+            raise _too_long(size)
         self.has_headers = flags & _HEADERS != 0
         self.delivery_mode = mode
         self.priority = priority
@@ -212,7 +237,8 @@ class Scan:
 def encode(properties: Properties, fields: bytes = b"") -> bytes:
     """The property list of these values. A value that does not fit its property raises InvalidArgument naming it.
 
-    `fields` are headers as they stand in a table, instead of those of `properties`.
+    `fields` are headers as they stand in a table, instead of those of `properties`. Limits are those of
+    `check_published`.
     """
     w = BytesWriter()
     write_i16_be(w, 0)
@@ -220,6 +246,7 @@ def encode(properties: Properties, fields: bytes = b"") -> bytes:
     flags: i64 = 0
     flags |= _put_string(w, p.content_type, "content_type", _CONTENT_TYPE)
     flags |= _put_string(w, p.content_encoding, "content_encoding", _CONTENT_ENCODING)
+    headers_at: i64 = len(w)
     if fields:
         flags |= _HEADERS
         write_size(w, len(fields), "headers")
@@ -227,6 +254,7 @@ def encode(properties: Properties, fields: bytes = b"") -> bytes:
     elif p.headers is not None:
         flags |= _HEADERS
         write_table(w, p.headers)
+    headers_end: i64 = len(w)
     flags |= _put_octet(w, p.delivery_mode, "delivery_mode", _DELIVERY_MODE)
     flags |= _put_octet(w, p.priority, "priority", _PRIORITY)
     flags |= _put_string(w, p.correlation_id, "correlation_id", _CORRELATION_ID)
@@ -242,7 +270,13 @@ def encode(properties: Properties, fields: bytes = b"") -> bytes:
     flags |= _put_string(w, p.cluster_id, "cluster_id", _CLUSTER_ID)
     w[0] = u8(flags >> 8)
     w[1] = u8(flags & 0xFF)
-    return w.getvalue()
+    made = w.getvalue()
+    if len(made) > BYTES_MAX:
+        raise _too_long(len(made))
+    if headers_end - headers_at > FIELDS_MAX:
+        # an item of an array takes one byte at least
+        _check_count(check_table(made, headers_at + 4, headers_end))
+    return made
 
 
 def decode(data: bytes) -> Properties:
@@ -289,15 +323,62 @@ def decode(data: bytes) -> Properties:
     return p
 
 
-def check(props: bytes) -> None:
-    """Raise InvalidArgument unless `decode` would succeed; builds nothing."""
+def check(props: bytes) -> i64:
+    """Raise InvalidArgument unless `decode` would succeed; builds nothing. Returns how many fields the headers have."""
     size: i64 = len(props)
     flags = _flags(props)
-    start = _place(props, flags, _HEADERS)
+    count: i64 = 0
     if flags & _HEADERS:
-        check_table(props, start + 4, _after_sized(props, start, size))
+        start = _place(props, flags, _HEADERS)
+        count = check_table(props, start + 4, _after_sized(props, start, size))
     if _after_rest(props, _place(props, flags, _MESSAGE_ID), size, flags) != size:
         raise _malformed("the values do not end where the list does")
+    return count
+
+
+def check_published(props: bytes) -> None:
+    """Raise InvalidArgument unless a publisher may send this list: it is well-formed and within the limits.
+
+    Every way in by which lists come as bytes checks them so: what was accepted can be decoded by every way out.
+    """
+    if len(props) <= SMALL_BYTES and props in _sound:
+        return
+    if len(props) > BYTES_MAX:
+        raise _too_long(len(props))
+    _check_count(check(props))
+    _remember(props)
+
+
+def readable(props: bytes) -> bytes:
+    """A list that was stored: itself, or, if it is malformed, one whose only header holds its bytes.
+
+    Earlier versions accepted lists that they did not look into. What comes out of the journal goes through here, so
+    that nothing behind it meets a list that cannot be decoded.
+    """
+    if len(props) <= SMALL_BYTES and props in _sound:
+        return props
+    try:
+        check(props)
+    except InvalidArgument:
+        if not props:
+            return EMPTY
+        return encode(Properties(headers={UNDECODABLE_HEADER: props[: BYTES_MAX - 64]}, delivery_mode=2))
+    _remember(props)
+    return props
+
+
+def within(props: bytes, size: i64) -> bytes:
+    """The list if it is no longer than `size`, which is 4,000 at least; else the same without its headers."""
+    if len(props) <= size:
+        return props
+    flags = _flags(props)
+    start = _place(props, flags, _HEADERS)
+    stop = _after_sized(props, start, len(props))
+    w = BytesWriter()
+    w.write(props[:start])
+    write_table(w, {OMITTED_HEADER: int(stop - start - 4)})
+    w.write(props[stop:])
+    return w.getvalue()
 
 
 @final
@@ -317,10 +398,17 @@ class Places:
         self.message_id: i64 = 0
         self.timestamp: i64 = 0
 
-    def read(self, data: bytes, pos: i64, end: i64) -> None:
-        """Look at the list data[pos:end], which is well-formed: whoever published it was made sure of that."""
-        flags = (i64(read_i16_be(data, pos)) & 0xFFFF) if end - pos >= 2 else 0
-        pos += 2
+    def read(self, data: bytes, pos: i64, end: i64) -> bool:
+        """Look at the list data[pos:end]; False when it is malformed (see `readable`)."""
+        try:
+            return self._read(data, pos, end)
+        except (InvalidArgument, IndexError):
+            return False
+
+    def _read(self, data: bytes, pos: i64, end: i64) -> bool:
+        # positions only grow: when the last is at the end, no value reached past it
+        flags = i64(read_i16_be(data, pos)) & 0xFFFF
+        pos = pos + 2 if flags & (_UNDEFINED | _CONTINUED) == 0 else pos + _values(data[pos:end], flags)
         self.content_type = pos if flags & _CONTENT_TYPE else 0
         if flags & _CONTENT_TYPE:
             pos += 1 + data[pos]
@@ -344,10 +432,15 @@ class Places:
             pos += 1 + data[pos]
         if flags & _EXPIRATION:
             pos += 1 + data[pos]
+        if _after_rest(data, pos, end, flags) != end:
+            return False
         self.message_id = pos if flags & _MESSAGE_ID else 0
         if flags & _MESSAGE_ID:
             pos += 1 + data[pos]
         self.timestamp = pos if flags & _TIMESTAMP else 0
+        if self.headers:
+            check_table(data, self.headers, self.headers_end)
+        return True
 
 
 # One value of a list
@@ -652,6 +745,22 @@ def _put_octet(w: BytesWriter, number: object, name: str, flag: i64) -> i64:
         raise InvalidArgument(f"{name} is not in 0..255", argument=name)
     w.append(u8(number))
     return flag
+
+
+def _remember(props: bytes) -> None:
+    if len(props) <= SMALL_BYTES:
+        if len(_sound) >= SOUND_MAX:
+            _sound.clear()
+        _sound[props] = True
+
+
+def _check_count(fields: i64) -> None:
+    if fields > FIELDS_MAX:
+        raise InvalidArgument(f"the headers have {fields} fields; at most {FIELDS_MAX} are allowed", argument="table")
+
+
+def _too_long(size: i64) -> InvalidArgument:
+    return InvalidArgument(f"the properties have {size} bytes; at most {BYTES_MAX} are allowed", argument="properties")
 
 
 def _malformed(what: str) -> InvalidArgument:

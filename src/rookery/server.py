@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
@@ -25,13 +26,15 @@ from rookery.attach import amqp_face, attach, attach_thread, line_face
 from rookery.clock import SystemClock
 from rookery.config import LOG_FILE
 from rookery.config_kinds import is_loopback
+from rookery.core import definitions
 from rookery.core.access import DEFAULT_TENANT, Access
 from rookery.embed.engine import ServerEngine
-from rookery.errors import InvalidConfig
+from rookery.errors import Fenced, InvalidConfig
 from rookery.gate import Gate
 from rookery.limits import FILES_SPARE, MEMORY_SHARE, allow_open_files, machine_memory_bytes
 from rookery.listeners import Attendance, Listener
-from rookery.logs import Log, LogFile, make_log
+from rookery.logins import Logins
+from rookery.logs import LibraryLog, Log, LogOutput, make_log
 from rookery.tls import Certificates, TlsFiles
 from rookery.turns import Turns
 from rookery.web import Web
@@ -68,12 +71,13 @@ class Server:
     def __init__(self, settings: Settings, *, clock: Clock | None = None, log: Log | None = None) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
-        self._log_file = _log_file(settings)
-        self.log: Log = log or make_log(settings.log_level, self._log_file or sys.stderr)
+        self.log_output = _log_output(settings) if log is None else LogOutput(None)
+        self.log: Log = log or make_log(settings.log_level, self.log_output, settings.secrets())
         self.engine = ServerEngine(self.clock, os.urandom(16))
         self.access = Access(os.urandom, guest=settings.guest)
         self.addresses: dict[str, str] = {}
         self._turns: Turns | None = None
+        self._logins: Logins | None = None
         self._gate: Gate | None = None
         self._web: Web | None = None
         self._attendance: Attendance | None = None
@@ -81,6 +85,9 @@ class Server:
         self._look: asyncio.TimerHandle | None = None
         self._faces: list[Face] = []
         self._listeners: list[Listener] = []
+        self.fenced = asyncio.Event()
+        """Set when another process has taken over the data directory: this one must end."""
+        self._store_failed = False
 
     async def start(self) -> None:
         """Open every listener, or none: an address that cannot be had is an error."""
@@ -126,19 +133,25 @@ class Server:
             access=self.access,
         )
         self.log.info("store", backend="journal", directory=str(settings.data_dir), sync=settings.sync)
+        for problem in definitions.problems(self.engine.shard, self.access):
+            effect = "the policy applies to no queue" if problem["kind"] == "policy" else "the right is denied"
+            self.log.warning("pattern_not_supported", **problem, effect=effect)
 
     async def _listen(self, memory_bytes: int) -> None:
         settings = self.settings
-        files = allow_open_files(settings.connections_max + FILES_SPARE)
-        if files < settings.connections_max + FILES_SPARE:
+        wanted = settings.connections_max + settings.webhook_calls_max * 3 // 2 + FILES_SPARE
+        files = allow_open_files(wanted)
+        if files < wanted:
             text = f"the system allows {files} open files, too few for {settings.connections_max} connections"
             self.log.warning("setting", text=text)
         self._attendance = Attendance(settings.connections_max, self.log, settings.address_connections_max)
         self._turns = Turns(self.engine, self.log)
         self._turns.turn.hold_above(memory_bytes)
-        self._web = Web(self.engine, self._turns, self.access, self.clock, self.log, settings)
+        self._logins = Logins(self._turns, settings.login_failures_max)
+        self._web = Web(self.engine, self._turns, self.access, self.clock, self.log, self._logins, settings)
+        self._count(self._web.values, self._logins, self._attendance)
         http = self._web.face
-        self._gate = self._make_gate(self._turns)
+        self._gate = self._make_gate(self._turns, self._logins)
         amqp = self._amqp(self._turns, self._gate)
         line = line_face(self._turns, self._gate, self.log)
         line.line_max_bytes = min(line.line_max_bytes, settings.message_max_bytes)
@@ -153,17 +166,32 @@ class Server:
             await self._open("amqps", amqp, settings.amqp_tls_port, secure)
             await self._open("lines", line, settings.line_tls_port, secure)
             self._look_at_certificates()
+        self._turns.on_tick.append(self._look_at_store)
         self._turns.start()
 
-    def _make_gate(self, turns: Turns) -> Gate:
+    def _count(
+        self, values: list[Callable[[], tuple[str, str, str, int]]], logins: Logins, attendance: Attendance
+    ) -> None:
+        """Show in /metrics what only the process knows."""
+        lines = self.log_output
+        refused = "passwords not verified since too many waited"
+        values += [
+            lambda: ("log_lines_dropped_total", "counter", "log lines that were lost", lines.dropped),
+            lambda: ("connections", "gauge", "open connections", attendance.present),
+            lambda: ("connections_refused_total", "counter", "connections refused at a limit", attendance.refused),
+            lambda: ("logins_pending", "gauge", "passwords that wait to be verified", logins.pending),
+            lambda: ("logins_refused_total", "counter", refused, logins.refused),
+        ]
+
+    def _make_gate(self, turns: Turns, logins: Logins) -> Gate:
         settings = self.settings
         return Gate(
             self.access,
             turns,
             self.clock,
             self.log,
+            logins,
             open_to_all=settings.auth_mode == "none",
-            failures_max=settings.login_failures_max,
             tenant_connections_max=settings.tenant_connections_max,
         )
 
@@ -205,11 +233,10 @@ class Server:
     def reload(self) -> None:
         """Look again at what others may have replaced: certificates, and the file of the log."""
         self.reload_certificates()
-        if self._log_file is not None:
-            try:
-                self._log_file.reopen()
-            except OSError as error:
-                self.log.warning("log_file", text=f"not opened again: {error.strerror}")
+        try:
+            self.log_output.reopen()
+        except OSError as error:
+            self.log.warning("log_file", text=f"not opened again: {error.strerror}")
 
     def reload_certificates(self) -> None:
         """Begin new connections with what the files hold now. Those there are go on with what they began with."""
@@ -227,6 +254,15 @@ class Server:
         if self._certificates.changed():
             self.reload_certificates()
         self._look = asyncio.get_running_loop().call_later(CERTIFICATES_SEC, self._look_at_certificates)
+
+    def _look_at_store(self) -> None:
+        """Say once that nothing more is confirmed, and why."""
+        failure = self.engine.shard.log.failure
+        if failure is not None and not self._store_failed:
+            self._store_failed = True
+            self.log.error("store_failed", code=failure.code, text=str(failure))
+            if isinstance(failure, Fenced):
+                self.fenced.set()
 
     # Ending
 
@@ -251,6 +287,8 @@ class Server:
             self._gate.close()
         if self._web is not None:
             self._web.close()
+        if self._logins is not None:
+            self._logins.close()
         await self.engine.stop()
 
     def abort(self) -> None:
@@ -259,12 +297,12 @@ class Server:
             face.abort_all()
 
 
-def _log_file(settings: Settings) -> LogFile | None:
+def _log_output(settings: Settings) -> LogOutput:
     if settings.log_dir is None:
-        return None
+        return LogOutput(sys.stderr)
     path = settings.log_dir / LOG_FILE
     try:
-        return LogFile(sys.stderr, path)
+        return LogOutput(sys.stderr, path)
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be written: {error.strerror}", argument="RAVENMQ_LOG_DIR") from None
 
@@ -289,6 +327,7 @@ def _certificates(settings: Settings) -> Certificates | None:
 
 def serve(settings: Settings) -> int:
     """Run a server until a signal ends it; returns the exit code."""
+    open_standard_streams()
     keep_freed_memory()
     slim_tls_buffers()
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
@@ -311,6 +350,15 @@ def loop_factory(name: str = "auto") -> Callable[[], asyncio.AbstractEventLoop] 
 
 async def _serve(settings: Settings) -> int:
     server = Server(settings)
+    take_library_logs(server.log)
+    try:
+        return await _run(server)
+    finally:
+        server.log_output.close()
+
+
+async def _run(server: Server) -> int:
+    settings = server.settings
     loop = asyncio.get_running_loop()
     signals = _Signals(loop)
     for warning in settings.warnings:
@@ -326,7 +374,11 @@ async def _serve(settings: Settings) -> int:
     gc.freeze()
     loop_name = type(loop).__module__.partition(".")[0]
     server.log.info("listening", **server.addresses, pid=os.getpid(), compiled=compiled, loop=loop_name)
-    await signals.first.wait()
+    if await _is_fenced(server, signals):
+        # what this process still holds belongs to the other one: it writes nothing more, and lets go of its peers
+        server.abort()
+        server.log.error("stopped", how="fenced: another process has taken over the data directory")
+        return 1
     server.log.info("stopping")
     stopping = asyncio.ensure_future(server.stop())
     hard = asyncio.ensure_future(signals.second.wait())
@@ -340,6 +392,37 @@ async def _serve(settings: Settings) -> int:
     stopping.result()
     server.log.info("stopped", how="in order")
     return 0
+
+
+async def _is_fenced(server: Server, signals: _Signals) -> bool:
+    """Wait for a reason to end; whether it is that another process has taken over."""
+    waits = [asyncio.ensure_future(event.wait()) for event in (signals.first, server.fenced)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return server.fenced.is_set()
+
+
+def take_library_logs(log: Log) -> None:
+    """Have what libraries and the event loop report go to the log: their own way to stderr may block."""
+    logging.getLogger().addHandler(LibraryLog(log))
+    logging.captureWarnings(True)
+
+
+def open_standard_streams() -> None:
+    """Give a process that was started without standard streams empty ones.
+
+    Otherwise the next file to be opened, perhaps of the journal, gets the number of stderr and is written to as such.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 class _Signals:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rookery import __version__
 from rookery.archive import EngineArchive
 from rookery.core.access import Access
 from rookery.embed.engine import AsyncEngine, Engine
 from rookery.errors import InvalidConfig
-from rookery.limits import FailedLogins
 from rookery.webhooks import new_secret
 from rookery.webhooks.addresses import Guard
 from rookery.webhooks.dispatcher import Dispatcher
@@ -45,11 +43,9 @@ if TYPE_CHECKING:
 
     from rookery.clock import Clock
     from rookery.config import Settings
+    from rookery.logins import Logins
     from rookery.logs import Log
     from rookery.turns import Turns
-
-BODIES_MAX_BYTES: Final = 256 << 20
-"""What the bodies of requests that are still arriving may take together."""
 
 NOTED: Final = frozenset({401, 403, 408, 413, 429, 431})
 """Statuses that are logged at level info: somebody is kept out or held back."""
@@ -59,12 +55,18 @@ class Web:
     """The HTTP face of a server. `face` is what a listener brings connections to."""
 
     def __init__(
-        self, engine: AsyncEngine | Engine, turns: Turns, access: Access, clock: Clock, log: Log, settings: Settings
+        self,
+        engine: AsyncEngine | Engine,
+        turns: Turns,
+        access: Access,
+        clock: Clock,
+        log: Log,
+        logins: Logins,
+        settings: Settings,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turns = turns
         self._log = log
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rookery-http-login")
         self._gatekeeper = Gatekeeper(
             access,
             clock,
@@ -72,20 +74,32 @@ class Web:
             tokens=tokens(settings),
             rate_limit=settings.rate_limit,
         )
-        self._gatekeeper.failed = FailedLogins(settings.login_failures_max)
+        self._gatekeeper.failed = logins.failed
+        self._gatekeeper.verify = logins.verify
         self.router = Router(self._gatekeeper, self._defect)
         self._gatekeeper.fail = self.router.fail
         self.face = self._face(settings)
         self.face.spans = self.router.spans = http_spans.make(__version__)
         shard = turns.turn.shard
         self.rest = Rest(turns.turn, access, self.router, options(settings))
-        operations = rest_ops.Operations(self.rest, int(shard.mono_ms))
+        self.archive = EngineArchive(engine, turns, log, settings.http_body_max_bytes)
+        # the faces whose connections are listed; whoever opens more of them adds them
+        self.faces: dict[str, Face] = {"http": self.face}
+        api = Api(self.rest, self.archive, os.urandom, self.faces)
+        operations = rest_ops.Operations(api, int(shard.mono_ms))
+        # rows of /metrics; whoever counts something adds one
+        self.values = operations.server_values
         rest_legacy.add_routes(self.router, self.rest, operations)
         rest_s2.add_routes(self.router, self.rest)
         # the ports of this server, which webhooks may not call; whoever opens them adds them
         self.own_ports: set[int] = set()
         guard = Guard(settings.webhook_allow, lambda: frozenset(self.own_ports))
-        self.webhooks = Dispatcher(turns, guard, log)
+        self.webhooks = Dispatcher(turns, guard, log, settings.webhook_calls_max)
+        slots = self.webhooks.slots
+        self.values += [
+            lambda: ("webhook_calls", "gauge", "calls of webhooks under way", slots.used),
+            lambda: ("webhook_calls_waiting", "gauge", "calls of webhooks that wait for others to end", slots.waiting),
+        ]
         turns.on_tick.append(self.webhooks.tick)
         hooks = rest_webhooks.Hooks(self.rest, self.webhooks, os.urandom, new_secret)
         rest_webhooks.add_routes(self.router, hooks)
@@ -93,10 +107,8 @@ class Web:
         rest_topics.add_routes(self.router, topics)
         rest_keys.add_routes(self.router, self.rest)
         rest_ops.add_routes(self.router, operations)
-        self.archive = EngineArchive(engine, turns)
-        # the faces whose connections are listed; whoever opens more of them adds them
-        self.faces: dict[str, Face] = {"http": self.face}
-        api = Api(self.rest, self.archive, os.urandom, self.faces)
+        failures = "Arrow bodies that ended the process that decoded them"
+        self.values.append(lambda: ("arrow_failures_total", "counter", failures, self.archive.decoder.failures))
         api_routes.add_routes(self.router, api)
         api_pipelines.add_routes(self.router, api, settings.pipelines_dir)
         api_insights.add_routes(self.router, api, settings.pipelines_dir)
@@ -111,11 +123,10 @@ class Web:
         face = HttpFace(self._turns.turn, self.router.handle, os.urandom(4).hex())
         face.resume = self.router.resume
         face.later = self._later
-        face.slow = self._slow
         face.defect = self._defect
         face.origins = frozenset(origin.encode() for origin in settings.cors_origins)
-        face.body_max_bytes = settings.http_body_max_bytes
-        face.bodies_max_bytes = max(BODIES_MAX_BYTES, 2 * settings.http_body_max_bytes)
+        face.vet = self.router.vet
+        face.set_body_max(settings.http_body_max_bytes)
         if settings.log_level == "debug":
             face.done = self._answered
             face.told_from = 0
@@ -131,19 +142,9 @@ class Web:
 
     def close(self) -> None:
         self.archive.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _later(self, delay_ms: int, work: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_ms / 1000, self._turns.run, work)
-
-    def _slow(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        future = self._loop.run_in_executor(self._pool, work)
-
-        def finished(future: asyncio.Future[Any]) -> None:
-            if not future.cancelled():
-                self._turns.run(lambda: done(future.result()))
-
-        future.add_done_callback(finished)
 
     # The log. Neither headers nor queries are written: they may hold secrets.
 

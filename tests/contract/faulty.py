@@ -7,7 +7,9 @@ The faults are those of real disks and networks, and each leaves what recovery i
 - a delete may come undone, but only the last ones, and only while nothing later was written (`crash(undelete=…)`);
 - a failed write or sync makes the medium fail for good, so nothing is ever confirmed behind a hole;
 - no space leaves nothing of the batch; a short write is completed;
-- an answer may come late, or say that the outcome is unknown: repeating the append resolves it.
+- an answer may come late, or say that the outcome is unknown: repeating the append resolves it;
+- without `exclusive`, a second owner takes over while the first one goes on. As with files, the first notices that only
+  after it has written.
 
 Callbacks are called before the call returns, except for an append or sync that is held.
 """
@@ -24,6 +26,7 @@ from rookery.errors import (
     Fenced,
     InvalidArgument,
     RookeryError,
+    StoreDamaged,
     StoreError,
     StoreFailed,
     StoreFull,
@@ -70,6 +73,7 @@ class Disk:
     deletes: list[tuple[int, Piece]] = field(default_factory=list)
     reserve_bytes: int = 0
     owner: FaultyMedium | None = None
+    end: tuple[int, int] = (0, 0)
 
     def used_bytes(self) -> int:
         return self.reserve_bytes + sum(len(piece.data) for piece in self.pieces.values())
@@ -94,7 +98,10 @@ class FaultyMedium(Medium):
         self._segment_bytes = segment_bytes
         self._reserve_bytes = reserve_bytes
         self._script: deque[Fault | None] = deque()
+        self._epoch = 0
+        self._listed: dict[int, int] | None = None
         self._last = 0
+        self._begun = 0
         self._seq = 0
         self._last_data: bytes | None = None
         self._resumed = False
@@ -132,7 +139,7 @@ class FaultyMedium(Medium):
         machine), a part. The last `undelete` deletes come undone, as far as they can.
         """
         self._closed = True
-        disk = Disk(self.disk.capacity_bytes, self.disk.epoch, copy.deepcopy(self.disk.pieces))
+        disk = Disk(self.disk.capacity_bytes, self.disk.epoch, copy.deepcopy(self.disk.pieces), end=self.disk.end)
         for number, piece in self.disk.deletes[len(self.disk.deletes) - undelete :] if undelete else ():
             disk.pieces[number] = copy.deepcopy(piece)
         for piece in disk.pieces.values():
@@ -153,12 +160,22 @@ class FaultyMedium(Medium):
             raise StoreLocked(f"the shard is in use by {owner!r}")
         self.disk.owner = self
         self.disk.epoch += 1
+        self._epoch = self.disk.epoch
+        self._listed = None
         self._take_reserve()
-        return self.disk.epoch
+        return self._epoch
 
     def segments(self) -> list[tuple[int, int]]:
         self._check_usable()
-        return sorted((n, len(piece.data)) for n, piece in self.disk.pieces.items() if n not in self._hidden)
+        hidden = self._hidden | {self._begun}
+        found = sorted((n, len(piece.data)) for n, piece in self.disk.pieces.items() if n not in hidden)
+        if self._listed is None and self._epoch:
+            self._listed = dict(found)
+        return found
+
+    def recorded_end(self) -> tuple[int, int]:
+        self._check_usable()
+        return self.disk.end
 
     def name(self, segment: int) -> str:
         return f"segment {segment}"
@@ -173,28 +190,40 @@ class FaultyMedium(Medium):
             raise InvalidArgument(f"there is no segment {segment}", argument="segment")
         return bytes(piece.data[offset : offset + size])
 
-    def resume(self, segment: int, offset: int, seq: int) -> None:
+    def resume(self, segment: int, offset: int, seq: int) -> int:
         self._check_usable()
         self._check_sound()
         pieces = self.disk.pieces
-        later = [number for number in pieces if number > segment]
-        if len(later) > 1 or (segment != 0 and segment not in pieces):
+        self.segments()
+        assert self._listed is not None
+        later = [number for number in self._listed if number > segment]
+        if segment != 0 and segment not in pieces:
             raise InvalidArgument(f"the journal cannot end in segment {segment}", argument="segment")
         if not 0 <= offset <= (len(pieces[segment].data) if segment else 0):
             raise InvalidArgument(f"segment {segment} has no offset {offset}", argument="offset")
         if seq < 0 or (segment == 0 and seq != 0):
             raise InvalidArgument(f"the journal cannot end with batch {seq} there", argument="seq")
-        for number in later:
-            del pieces[number]
+        newest = max(self._listed, default=0)
+        if newest < self.disk.end[0] or seq < self.disk.end[1]:
+            raise StoreDamaged(f"segment {newest}, batch {seq} is the last one, not {self.disk.end}: some are missing")
+        self._check_owner()
         if segment:
             piece = pieces[segment]
             del piece.data[offset:]
             piece.end = piece.synced = offset
-            self._lay_out(piece)
-        self._last = segment
+        self._begun = newest + 1
+        while self._begun in pieces:
+            self._begun += 1
+        pieces[self._begun] = Piece()
+        self._lay_out(pieces[self._begun])
+        self.disk.end = (self._begun, seq)
+        for number in later:
+            pieces.pop(number, None)
+        self._last = 0
         self._seq = seq
         self._last_data = None
         self._resumed = True
+        return self._begun
 
     def append(
         self, epoch: int, seq: int, segment: int, data: bytes, sync: bool, done: Done, *, urgent: bool = False
@@ -219,7 +248,7 @@ class FaultyMedium(Medium):
         numbers = [number for number, _ in self.segments()]
         if segment not in numbers:
             raise InvalidArgument(f"there is no segment {segment}", argument="segment")
-        if segment == numbers[-1]:
+        if segment == numbers[-1] and not self._begun:
             raise InvalidArgument(f"segment {segment} is the last one", argument="segment")
         self._hidden.add(segment)
         self._soon(lambda: self._delete(segment))
@@ -236,9 +265,12 @@ class FaultyMedium(Medium):
         if self.disk.owner is not self:
             return
         self.disk.owner = None
-        if self._last and self._failure is None:
-            piece = self.disk.pieces[self._last]
-            del piece.data[piece.end :]
+        if self._resumed and self._failure is None:
+            for number in {self._last, self._begun} & self.disk.pieces.keys():
+                piece = self.disk.pieces[number]
+                del piece.data[piece.end :]
+            self._sync_all()
+            self.disk.end = (self._begun or self._last, self._seq)
 
     # How it works
 
@@ -249,6 +281,10 @@ class FaultyMedium(Medium):
     def _check_sound(self) -> None:
         if self._failure is not None:
             raise StoreFailed(self._failure)
+
+    def _check_owner(self) -> None:
+        if self.disk.epoch != self._epoch:
+            raise Fenced(f"epoch {self._epoch} is not current, {self.disk.epoch} is")
 
     def _soon(self, job: Callable[[], None]) -> None:
         """Now, or in turn after what is held."""
@@ -265,12 +301,13 @@ class FaultyMedium(Medium):
         self.disk.deletes.clear()
         try:
             self._check_sound()
-            if epoch != self.disk.epoch:
-                raise Fenced(f"epoch {epoch} is not current, {self.disk.epoch} is")
+            if epoch != self._epoch:
+                raise Fenced(f"epoch {epoch} is not current, {self._epoch} is")
             if fault is Fault.REQUEST_LOST:
                 raise StoreUnavailable
             if seq != self._seq or segment != self._last or data != self._last_data:
-                if seq != self._seq + 1 or segment not in (self._last, self._last + 1) or segment == 0:
+                following = self._begun or self._last + 1
+                if seq != self._seq + 1 or segment not in (self._last, following) or segment == 0:
                     raise StoreError(f"batch {seq} in {segment} does not follow batch {self._seq} in {self._last}")
                 self._store(segment, data, urgent, fault)
                 self._seq = seq
@@ -292,6 +329,11 @@ class FaultyMedium(Medium):
             error = self._fail("the sync failed")
         elif sync:
             self._sync_all()
+        if error is None:
+            try:
+                self._check_owner()
+            except Fenced as fenced:
+                error = fenced
         if fault is Fault.ANSWER_LOST:
             error = StoreUnavailable()
         done(error)
@@ -301,8 +343,8 @@ class FaultyMedium(Medium):
         self._end(self._next_fault(), True, done)
 
     def _sync_all(self) -> None:
-        if self._last:
-            piece = self.disk.pieces[self._last]
+        piece = self.disk.pieces.get(self._last)
+        if piece is not None:
             self.syncs += piece.synced < piece.end
             piece.synced = piece.end
 
@@ -312,7 +354,11 @@ class FaultyMedium(Medium):
         if not urgent and not self._take_reserve():
             raise StoreFull("what is left is reserved")
         begins = segment != self._last
-        piece = Piece() if begins else self.disk.pieces[segment]
+        if begins and not self._begun:
+            self._check_owner()
+            if segment in self.disk.pieces:
+                raise self._fail("the segment exists")
+        piece = self.disk.pieces.get(segment, Piece())
         growth = piece.end + len(data) - len(piece.data)
         if growth > self.disk.free_bytes() and urgent:
             self.disk.reserve_bytes = 0
@@ -320,12 +366,15 @@ class FaultyMedium(Medium):
             raise StoreFull
         if begins:
             self._sync_all()
-            if self._last:
-                old = self.disk.pieces[self._last]
+            old = self.disk.pieces.get(self._last)
+            if old is not None:
                 del old.data[old.end :]
-            self.disk.pieces[segment] = piece
+            if not self._begun:
+                self.disk.pieces[segment] = piece
+                self.disk.end = (segment, self._seq)
+                self._lay_out(piece)
             self._last = segment
-            self._lay_out(piece)
+            self._begun = 0
         half = len(data) // 2 if fault in (Fault.SHORT_WRITE, Fault.WRITE_ERROR) else len(data)
         piece.put(data[:half])
         self.writes += 1
@@ -348,7 +397,7 @@ class FaultyMedium(Medium):
 
     def _delete(self, segment: int) -> None:
         self._hidden.discard(segment)
-        if self._failure is None:
+        if self._failure is None and self.disk.epoch == self._epoch:
             self._sync_all()
             self.disk.deletes.append((segment, self.disk.pieces.pop(segment)))
             self._take_reserve()

@@ -273,7 +273,7 @@ class FileSite(Site):
 
     def kill(self, world: World) -> None:
         assert isinstance(world.medium, FileMedium)
-        while world.busy:
+        while world.busy and world.shard.log.failure is None:
             world._answer()
         # a thread does not outlive its process
         if world.medium._thread is not None:

@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from rookery.store import disk
 from rookery.store.file import FileMedium
@@ -45,17 +46,17 @@ class Owner:
     def __init__(self, medium: Medium, at: tuple[int, int, int] = (0, 0, 0)) -> None:
         self.medium = medium
         self.epoch = medium.acquire()
-        medium.resume(*at)
+        self.begun = medium.resume(*at)
         self.segment, _, self.seq = at
 
     def append(
         self, data: bytes, *, roll: bool = False, sync: bool = True, urgent: bool = False
     ) -> BaseException | None:
-        """The next batch, in a new segment if `roll` or if there is none yet; the outcome."""
-        segment = self.segment + (roll or self.segment == 0)
+        """The next batch, in a new segment if `roll` or if this owner has none yet; the outcome."""
+        segment = self.begun or self.segment + roll
         error = self.call(self.seq + 1, segment, data, sync=sync, urgent=urgent)
         if error is None:
-            self.segment, self.seq = segment, self.seq + 1
+            self.segment, self.seq, self.begun = segment, self.seq + 1, 0
         return error
 
     def call(
@@ -123,6 +124,7 @@ class FilePlace(Place):
     """Faults come in where the medium hands bytes and syncs to the system."""
 
     exclusive = True
+    medium: type[FileMedium] = FileMedium
 
     def __init__(self, where: Path) -> None:
         self.directory = where / "shard"
@@ -132,7 +134,7 @@ class FilePlace(Place):
         self._write_error = 0
 
     def open(self, *, segment_bytes: int = 4096, reserve_bytes: int = 0) -> Medium:
-        return FileMedium(
+        return self.medium(
             self.directory,
             segment_bytes=segment_bytes,
             reserve_bytes=reserve_bytes,
@@ -176,8 +178,22 @@ class FilePlace(Place):
         disk.sync_data(fd)
 
 
+class UnlockedMedium(FileMedium):
+    """Files on a system whose locks keep nobody out, or whose lock file someone removed."""
+
+    def _own(self) -> None:
+        with mock.patch.object(disk, "try_lock", return_value=True):
+            super()._own()
+
+
+class UnlockedFilePlace(FilePlace):
+    exclusive = False
+    medium = UnlockedMedium
+
+
 PLACES: dict[str, Callable[[Path], Place]] = {
     "file": FilePlace,
+    "file, shared": UnlockedFilePlace,
     "memory": MemoryPlace,
     "memory, shared": lambda where: MemoryPlace(where, exclusive=False),
 }

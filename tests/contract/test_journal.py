@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from rookery.core import definitions
 from rookery.core.access import Access
 from rookery.core.policy import Policy
 from rookery.core.transactions import Publish, Settle, apply
-from rookery.errors import StoreLocked, Unauthenticated
+from rookery.errors import InvalidArgument, StoreLocked, Unauthenticated
 from rookery.model import PRIORITY_MAX, PRIORITY_MIN
 from rookery.properties import EMPTY, Properties, Timestamp, encode
 from rookery.store.records import DEFINE, EXIT, MARK, PUT
@@ -275,6 +276,7 @@ def test_compression_pays_and_can_be_off(site: Site) -> None:
     for compression, compress_min in (("zlib", 0), ("none", 1024), ("zlib", 1024), ("zstd", 1024)):
         world = site.start(compression=compression, compress_min=compress_min)
         world.queue()
+        world.publish(b"so that this process has a segment of its own")
         world.write()
         before = world.journal.segments[-1].size
         world.publish(body)
@@ -334,6 +336,41 @@ def test_definitions_come_back(site: Site) -> None:
     assert "passing" not in tenant.exchanges
     assert tenant.limits.message_bytes_max == 12_345
     assert world.shard.tenant("other").queue("q").settings.max_attempts == 6
+
+
+def test_policies_reach_the_queues_once_when_a_journal_was_read_back(site: Site) -> None:
+    world = site.start()
+    tenant = world.tenant()
+    for number in range(60):
+        tenant.declare_queue(f"q{number}", {}, "embedded")
+    world.write()
+    for number in range(40):
+        tenant.set_policy(Policy(f"p{number}", f"^q{number}[a-z]*$", {"ttl_ms": HOUR_MS + number}, number))
+    tenant.delete_policy("p39")
+    world = killed(site, world)
+    tenant = world.tenant()
+    for number in range(60):
+        assert tenant.queue(f"q{number}").ttl_ms == (HOUR_MS + number if number < 39 else -1)
+    assert not world.shard.applying
+    # each pattern was asked about each queue at most once, and read each name at most once
+    assert sum(policy.steps for policy in tenant.policies.values()) < 60 * 40 * 10
+
+
+def test_a_journal_with_patterns_that_are_refused_now_opens(site: Site) -> None:
+    """As an earlier version wrote it: once as changes, and once at the head of a segment."""
+    world = site.start()
+    tenant = world.tenant()
+    tenant.declare_queue("aa", {}, "embedded")
+    world.write()
+    tenant.set_policy(Policy("old", r"(a)\1", {"ttl_ms": HOUR_MS}, stored=True))
+    for _ in range(2):
+        world = killed(site, world)
+        tenant = world.tenant()
+        assert tenant.policies["old"].pattern == r"(a)\1"
+        assert tenant.queue("aa").ttl_ms == -1
+        assert [row["name"] for row in definitions.problems(world.shard)] == ["old"]
+        with pytest.raises(InvalidArgument):
+            Policy("new", r"(a)\1", {})
 
 
 def test_changes_of_definitions_come_back(site: Site) -> None:

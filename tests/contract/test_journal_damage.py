@@ -182,12 +182,22 @@ def test_a_segment_that_is_not_the_last_may_not_be_cut_anywhere(split: Log) -> N
                 split.open({**split.segments, number: data[:cut]})
 
 
-def test_noise_behind_the_end_of_a_closed_segment_is_damage(split: Log) -> None:
+def test_what_stands_behind_the_end_of_a_closed_segment_does_not_count(split: Log) -> None:
+    """The next segment says where it ends. An owner that was fenced may have written behind that."""
     first = min(split.segments)
-    with pytest.raises(StoreDamaged) as caught:
-        split.open({**split.segments, first: split.segments[first] + bytes(50) + b"x"})
-    assert caught.value.offset == len(split.segments[first])
-    split.check({**split.segments, first: split.segments[first] + bytes(50)}, split.last)
+    data = split.segments[first]
+    (_, again), *_ = batches(data)
+    for late in (bytes(50), bytes(50) + b"x", data[: int(again.size)], records.seal(b"", 1, 10**6, 10**6)):
+        split.check({**split.segments, first: data + late}, split.last)
+
+
+def test_a_closed_segment_that_ends_too_early_is_damage(split: Log) -> None:
+    first = min(split.segments)
+    data = split.segments[first]
+    for at, _ in [*batches(data), (len(data) - 1, None)]:
+        with pytest.raises(StoreDamaged) as caught:
+            split.open({**split.segments, first: data[:at]})
+        assert str(first) in str(caught.value)
 
 
 def test_noise_behind_the_last_batch_is_an_unfinished_end(small: Log) -> None:

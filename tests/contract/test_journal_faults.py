@@ -149,9 +149,10 @@ def test_an_unknown_outcome_is_cleared_up_by_asking_again(site: MemorySite) -> N
         world.write()
         count = world.queue().ready
         site.kill(world)
-        data = site.segment(1)
-        assert count_records(data, PUT) == count
-        assert [int(h.seq) for _, h in batches(data)] == list(range(1, len(list(batches(data))) + 1))
+        written = [site.segment(number) for number in site.numbers()]
+        assert sum(count_records(data, PUT) for data in written) == count
+        seqs = [int(header.seq) for data in written for _, header in batches(data)]
+        assert seqs == list(range(1, len(seqs) + 1))
     world = site.start()
     assert world.bodies().count(b"once") == 3
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from rookery import __version__
 from rookery.core.access import Access
+from rookery.errors import StoreError
+from rookery.store import changes, records
 from rookery.store.repair import inspect
 from tests.contract.journal_world import FileSite, World, picture
 
@@ -70,3 +73,42 @@ def test_a_directory_of_that_format_opens_with_all_that_is_in_it(fixture: Path, 
     assert before == picture(world)
     assert world.shard.tenant("acme").queue("jobs").ready_entries()[-1].message.body == b"new"
     world.close()
+
+
+@pytest.mark.parametrize("what", ["a change", "a record", "a setting", "a batch"])
+def test_what_a_newer_version_wrote_is_refused_with_what_to_do(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is changed, and the version that wrote it goes on."""
+    with monkeypatch.context() as newer:
+        newer.setattr(changes, "__version__", "9.8.7")
+        site = FileSite(tmp_path)
+        world = site.start()
+        world.queue()
+        world.publish(b"kept")
+        world.write()
+        if what == "a change":
+            world.shard.log.change("teleport", "default", {"name": "q"})
+        elif what == "a setting":
+            world.shard.log.change("limits", "default", {"dreams_max": 7})
+        world.write()
+        world.close()
+    (number,) = site.numbers()
+    path = site.directory / f"{number:08d}.log"
+    data = path.read_bytes()
+    if what == "a record":
+        end, seq, epoch = 0, 0, 0
+        while (header := records.BatchHeader(data, end)).sound:
+            end, seq, epoch = end + int(header.size), int(header.seq), int(header.epoch)
+        path.write_bytes(data[:end] + records.seal(b"\xc8" + bytes(30), epoch, seq + 1, seq))
+    elif what == "a batch":
+        path.write_bytes(data.replace(b"RKB1", b"RKB2"))
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as refused:
+        site.start()
+    text = str(refused.value)
+    assert f"Rookery {__version__} does not understand" in text
+    assert "Start that version or a later one, or restore a backup" in text
+    # the name of the version is in the journal itself
+    assert ("written by Rookery 9.8.7." in text) == (what != "a batch")
+    assert path.read_bytes() == before

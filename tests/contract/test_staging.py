@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rookery.core import streams
-from rookery.core.staging import CHUNK_MS, EPOCH_MS, SLICE_ROWS, Row
+from rookery.core.staging import CHUNK_MS, EPOCH_MS, SLICE_ROWS, Filling, Row
 from rookery.core.stream import Partition, Stream
 from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, LimitExceeded, StaleEpoch, StreamNotFound
 from rookery.properties import Properties, encode
@@ -298,12 +298,72 @@ def test_wrong_targets_and_rows_change_nothing(site: Site) -> None:
     assert not world.shard.partitions
 
 
+def test_a_chunk_that_was_not_finished_leaves_nothing(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    staging = world.shard.staging
+    # so that the segment stays
+    world.publish(b"before", "log")
+    world.write()
+    filling = staging.begin(world.tenant(), "a", "log", "", rows(b"1", b"2", b"3", b"4"))
+    assert not filling.step(7)
+    world.write()
+    assert not staging.chunks_of(world.tenant())
+    with pytest.raises(ChunkNotFound):
+        commit(world, 0, "a")
+    site.kill(world)
+    world = site.start()
+    assert not world.shard.staging.chunks_of(world.tenant())
+    # nothing that comes later has the number of those rows
+    streams.declare(world.tenant(), "other", {})
+    stage(world, "b", b"5")
+    commit(world, 0, "b")
+    world.write()
+    world = site.restart(world)
+    assert bodies(tail(world)) == [b"before", b"5"]
+    assert bodies(world.tenant().stream("other").partitions[0]) == []
+
+
+def test_a_chunk_in_steps_ends_with_what_it_is_for(site: Site) -> None:
+    world = site.start()
+    stream_of(world)
+    staging = world.shard.staging
+    world.write()
+    known = len(world.shard.partitions)
+    gone = staging.begin(world.tenant(), "a", "log", "", rows(b"1", b"2"))
+    twice = staging.begin(world.tenant(), "b", "log", "", rows(b"1", b"2"))
+    late = staging.begin(world.tenant(), "c", "log", "", rows(b"1", b"2"), ("spark", 0))
+    for filling in (gone, twice, late):
+        assert not filling.step(3)
+    stage(world, "b", b"3", b"4")
+    assert twice.step(3)
+    assert twice.chunk is staging.chunks["default", "b"]
+    commit(world, 0, "b")
+    assert late.step(3)
+    assert (late.chunk.rows, late.chunk.bytes) == (2, 0)
+    world.write()
+    assert not staging.chunks_of(world.tenant())
+    assert bodies(tail(world)) == [b"3", b"4"]
+    assert len(world.shard.partitions) == known + 1
+    streams.delete(world.tenant(), "log")
+    stream_of(world)
+    with pytest.raises(StreamNotFound):
+        gone.step(3)
+    world.write()
+    assert len(world.shard.partitions) == known
+    with pytest.raises(InvalidArgument):
+        staging.begin(world.tenant(), "d", "log", "", [*rows(b"1"), Row("log", b"", b"", partition=9)]).step(9)
+    world = site.restart(world)
+    assert bodies(tail(world)) == []
+    assert not world.shard.staging.chunks_of(world.tenant())
+
+
 @settings(deadline=None)
 @given(
     steps=st.lists(
-        st.sampled_from(["publish", "stage", "commit", "again", "write", "roll", "retire", "crash"]),
+        st.sampled_from(["publish", "stage", "begin", "step", "commit", "again", "write", "roll", "retire", "crash"]),
         min_size=5,
-        max_size=30,
+        max_size=40,
     )
 )
 def test_each_epoch_once_and_all_of_it(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
@@ -312,6 +372,8 @@ def test_each_epoch_once_and_all_of_it(tmp_path_factory: pytest.TempPathFactory,
     stream_of(world)
     world.write()
     count = 0
+    filling: Filling | None = None
+    letters: dict[str, bytes] = {}
     open_chunks: list[str] = []
     committed: dict[int, list[bytes]] = {}
     seen: dict[int, bytes] = {}
@@ -322,11 +384,25 @@ def test_each_epoch_once_and_all_of_it(tmp_path_factory: pytest.TempPathFactory,
         elif step == "stage":
             count += 1
             stage(world, f"c{count}", b"%d-a" % count, b"%d-b" % count)
+            letters[f"c{count}"] = b"ab"
             open_chunks.append(f"c{count}")
+        elif step == "begin" and filling is None:
+            count += 1
+            more = rows(*(b"%d-%c" % (count, letter) for letter in b"abcdef"))
+            letters[f"c{count}"] = b"abcdef"
+            filling = world.shard.staging.begin(world.tenant(), f"c{count}", "log", "", more)
+        elif step == "step" and filling is not None:
+            if filling.step(4):
+                open_chunks.append(filling.chunk.id)
+                filling = None
+            world.write()
         elif step == "commit" and open_chunks:
+            if filling is not None:
+                with pytest.raises(ChunkNotFound):
+                    commit(world, epoch, *open_chunks, filling.chunk.id)
             commit(world, epoch, *open_chunks)
             world.write()
-            committed[epoch] = [f"{c[1:]}-{x}".encode() for c in open_chunks for x in "ab"]
+            committed[epoch] = [b"%s-%c" % (c[1:].encode(), x) for c in open_chunks for x in letters[c]]
             open_chunks = []
             epoch += 1
         elif step == "again" and epoch:
@@ -340,6 +416,8 @@ def test_each_epoch_once_and_all_of_it(tmp_path_factory: pytest.TempPathFactory,
         elif step == "crash":
             site.cut_power(world)
             world = site.start()
+            filling = None
+            assert set(open_chunks) == {chunk.id for chunk in world.shard.staging.chunks_of(world.tenant())}
         partition = tail(world)
         found = bodies(partition)
         for offset, body in enumerate(found):

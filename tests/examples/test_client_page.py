@@ -14,7 +14,7 @@ from tests.interop.server import serving
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-KEY = "page"
+KEY = "key-for-the-page-of-the-client"
 
 
 def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

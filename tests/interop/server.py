@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,15 +16,27 @@ from typing import IO
 
 import rookery
 
+SECRET_FLAGS = ("--api-key", "--jwt-secret", "--tls-key-password")
+KEY_LIKE = re.compile(r"(?<![\w-])[\w-]{11}\.[\w-]{22}(?![\w-])")
+SECRET_LIKE = re.compile(r"whsec_[A-Za-z0-9+/=]{8,}|eyJ[\w-]{8,}\.eyJ[\w-]*\.[\w-]*")
+
 
 class ServerProcess:
-    """`rookery serve` on free ports; `amqp`, `http` and `line` say where."""
+    """`rookery serve` on free ports; `amqp`, `http` and `line` say where.
+
+    What it wrote anywhere is looked through when it has ended: nothing may look like a key, a token or a webhook's
+    secret, and none of `secrets` may be in it, which are those of its flags, its first admin key, and what a test adds.
+    """
+
+    program: tuple[str, ...] = ("-m", "rookery")
 
     def __init__(self, folder: Path, *flags: str) -> None:
+        self.secrets = {flags[at + 1] for at, flag in enumerate(flags) if flag in SECRET_FLAGS}
+        self.output: list[str] = []
+        self._folder = folder
         command = [
             sys.executable,
-            "-m",
-            "rookery",
+            *self.program,
             "serve",
             "--host",
             "127.0.0.1",
@@ -56,6 +69,7 @@ class ServerProcess:
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             with self._news:
+                self.output.append(line)
                 self.log.append(json.loads(line))
                 self._news.notify_all()
 
@@ -79,10 +93,23 @@ class ServerProcess:
     def wait(self) -> int:
         code = self.process.wait(30)
         self._reader.join(30)
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.output += self.process.stdout.readlines()
         for stream in (self.process.stderr, self.process.stdout):
             if stream is not None:
                 stream.close()
+        self.check_secrets()
         return code
+
+    def check_secrets(self) -> None:
+        """Nothing secret is in what the server wrote for people to read."""
+        for path in self._folder.glob("*.admin-key"):
+            self.secrets.add(path.read_text().strip().partition(".")[2])
+        texts = ["".join(self.output), *(path.read_text() for path in self._folder.rglob("raven-mq.log*"))]
+        for text in texts:
+            assert not [secret for secret in self.secrets if secret and secret in text], "a secret is in the log"
+            assert not KEY_LIKE.findall(text), "what looks like a key is in the log"
+            assert not SECRET_LIKE.findall(text), "what looks like a secret is in the log"
 
 
 @contextmanager

@@ -313,6 +313,6 @@ def test_lines_are_published_once_over_a_restart_of_the_broker(tmp_path: Path) -
             terminal.until("2\r\n")
             with serving(tmp_path, "--api-key", KEY, "--http-port", port):
                 terminal.type("3\n\x04")
-                assert terminal.wait() == 0
+                assert terminal.wait() == 0, terminal.text
                 assert "3 messages published" in terminal.text
                 assert [row["message"] for row in cli.lines("claim", "steady", "--max", "9")] == [1, 2, 3]

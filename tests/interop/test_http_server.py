@@ -48,8 +48,8 @@ def url(server: ServerProcess, path: str) -> str:
     return f"http://127.0.0.1:{server.http}{path}"
 
 
-def create_key(server: ServerProcess, tenant: str) -> dict[str, str]:
-    key = requests.get(url(server, f"/create_key?tenant={tenant}"), timeout=30).json()["api_key"]
+def create_key(server: ServerProcess, tenant: str, headers: dict[str, str] | None = None) -> dict[str, str]:
+    key = requests.get(url(server, f"/create_key?tenant={tenant}"), headers=headers, timeout=30).json()["api_key"]
     return {"Authorization": f"ApiKey {key}"}
 
 
@@ -107,13 +107,13 @@ def test_keys_survive_a_restart_and_their_secrets_are_not_on_disk(tmp_path: Path
         assert claimed.json() == {"message_id": sent.json()["message_id"], "payload": "kept"}
         params = {"queue": "q", "message_id": claimed.json()["message_id"]}
         assert requests.post(url(server, "/ack"), params=params, headers=headers, timeout=30).status_code == 200
+        other = create_key(server, "t", headers)
         assert requests.delete(url(server, f"/keys/{_kid(headers)}"), headers=headers, timeout=30).status_code == 200
         server.process.kill()
         server.wait()
     with serving(tmp_path) as server:
         # an answered ack and an answered revocation survive the death of the process
         assert requests.get(url(server, "/stats?queue=q"), headers=headers, timeout=30).status_code == 401
-        other = create_key(server, "t")
         stats = requests.get(url(server, "/stats?queue=q"), headers=other, timeout=30).json()
         assert stats == {"Pending": 0, "InFlight": 0, "DeadLetter": 0}
 

@@ -261,8 +261,8 @@ BUGS = (
     Bug(
         "a purge takes what is delayed too",
         "queue.py",
-        "        for entry in self.ready_in_memory():\n            self.remove(entry)",
-        "        for entry in self.waiting_entries():\n            self.remove(entry)",
+        "        for entry in self.purge_paged():\n            self.remove(entry)",
+        "        for entry in self.purge_paged() + self.delayed_entries():\n            self.remove(entry)",
     ),
     Bug(
         "a redrive starts with no history",

@@ -24,8 +24,11 @@ BLOCK_BYTES = 64
 class Watched(FaultyMedium):
     """Counts the batches that were answered with success, and those among them that were synced."""
 
-    def __init__(self, disk: Disk | None, *, segment_bytes: int, reserve_bytes: int) -> None:
-        super().__init__(disk, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
+    def __init__(
+        self, disk: Disk | None, *, segment_bytes: int, reserve_bytes: int, between: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(disk, exclusive=between is None, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
+        self._between = between
         self.answered = 0
         self.synced = 0
         self.flying_bytes = 0
@@ -56,6 +59,33 @@ class Watched(FaultyMedium):
             done(error)
 
         super().sync(answered)
+
+    # While a new owner takes over, the old one goes on between any two things that it does.
+
+    def _linger(self) -> None:
+        if self._between is not None:
+            self._between()
+
+    def acquire(self) -> int:
+        self._linger()
+        epoch = super().acquire()
+        self._linger()
+        return epoch
+
+    def segments(self) -> list[tuple[int, int]]:
+        found = super().segments()
+        self._linger()
+        return found
+
+    def read(self, segment: int, offset: int, size: int) -> bytes:
+        self._linger()
+        return super().read(segment, offset, size)
+
+    def resume(self, segment: int, offset: int, seq: int) -> int:
+        begun = super().resume(segment, offset, seq)
+        self._linger()
+        self._between = None
+        return begun
 
     def die(self, rng: Random) -> Disk:
         """The process ends: what it had written is there, but of a write that was not answered any part may be."""

@@ -163,6 +163,41 @@ JOURNAL_BUGS = (
         '        row["exchanges"] = [',
         '        row["policies"] = []\n        row["exchanges"] = [',
     ),
+    # ownership
+    _bug(
+        "an owner that was taken over goes on confirming",
+        "store/journal.py",
+        "        if error is not None:\n            self._failed(error)\n            return\n        number, seq",
+        "        if error is not None and getattr(error, 'code', '') != 'fenced':\n            self._failed(error)\n"
+        "            return\n        number, seq",
+    ),
+    _bug(
+        "a new owner reads the tail before it raises the epoch",
+        "store/journal.py",
+        "        epoch = self.medium.acquire()\n        shard.pager = self.pager\n",
+        "        early = [self.medium.segments(), self.medium.recorded_end()]\n"
+        "        pieces = {number: self.medium.read(number, 0, size) for number, size in early[0]}\n"
+        "        self.medium.read = lambda number, at, size: pieces[number][at:at + size]\n"
+        "        epoch = self.medium.acquire()\n        shard.pager = self.pager\n",
+    ),
+    _bug(
+        "a new owner goes on in the segment of the old one",
+        "store/journal.py",
+        "        number = self._first_segment or self.segments[-1].number + 1\n",
+        "        number = self.segments[-1].number if self.segments else self._first_segment\n",
+    ),
+    _bug(
+        "what an owner writes after it was taken over counts, once the next has written",
+        "store/recovery.py",
+        "            end: i64 = newest.ends.get(segment, -1)\n",
+        "            end: i64 = -1\n            self._recorded_segment = 0\n",
+    ),
+    _bug(
+        "what an owner writes after it was taken over counts, before the next has written",
+        "store/recovery.py",
+        "        if window.segment < self._recorded_segment and header.seq > self._recorded_seq:\n",
+        "        if False:\n",
+    ),
     # paging
     _bug(
         "what is paged out is lost when its segment retires",

@@ -8,6 +8,7 @@ consumers were told.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections import deque
@@ -81,32 +82,38 @@ class KeptWorld(World):
         self.answered = 0
         self.last_id = 0
         self._unsynced_since: tuple[int, int, int] | None = None
+        self._ghost: Ghost | None = None
+        self.taken_over = 0
         self.medium = Watched(None, segment_bytes=terms.laid_out, reserve_bytes=terms.reserve_bytes)
         return self._open()
 
     def _open(self) -> Shard:
         """A process begins: it owns what is on the medium."""
+        shard, self._calls, self.journal = self._begin_process(self.medium)
+        self._unsynced_since = None
+        self._waiting.clear()
+        return shard
+
+    def _begin_process(self, medium: Watched) -> tuple[Shard, deque[Callable[[], None]], Journal]:
         self.processes += 1
         terms = self.terms
         shard = Shard(b"process %d" % self.processes, 1)
         shard.turn(self.clock.wall_ms(), self.clock.mono_ms())
         if terms.page_bytes:
             shard.page_bytes = terms.page_bytes
-        self._calls.clear()
-        self._unsynced_since = None
-        self._waiting.clear()
-        self.journal = Journal(
+        calls: deque[Callable[[], None]] = deque()
+        journal = Journal(
             shard,
-            self.medium,
-            post=self._calls.append,
+            medium,
+            post=calls.append,
             sync=terms.sync,
             segment_bytes=terms.segment_bytes,
             compress_min=terms.compress_min,
             free_bytes_min=1_500 if terms.tight else 0,
             spill_directory=Path(self._spills.name) if self._spills is not None else None,
         )
-        self.journal.open()
-        return shard
+        journal.open()
+        return shard, calls, journal
 
     # Moves
 
@@ -114,6 +121,7 @@ class KeptWorld(World):
         deaths = self.terms.deaths
         found = super().operations()
         found += [(_method(KeptWorld.die), 0.8 * deaths), (_method(KeptWorld.cut_power), 0.8 * deaths)]
+        found.append((_method(KeptWorld.be_taken_over), 0.8 * deaths))
         found += [(_method(KeptWorld.rest), 5.0), (_method(KeptWorld.use_old_token), 1.0)]
         if self.terms.tight:
             found.append((_method(KeptWorld.change_room), 4.0))
@@ -135,6 +143,8 @@ class KeptWorld(World):
     def turned(self) -> None:
         """What an owner does between turns."""
         rng, medium, journal = self.rng, self.medium, self.journal
+        if self._ghost is not None and rng.random() < 0.3:
+            self._ghost.haunt()
         if medium.held and rng.random() < 0.5:
             self._release(rng.choice((None, None, None, Fault.ANSWER_LOST, *self._fatal())))
         if rng.random() < self.terms.faults:
@@ -172,7 +182,7 @@ class KeptWorld(World):
             self._described = (key, json.loads(json.dumps(whole)))
         return self._described[1]
 
-    def _hear(self) -> None:
+    def _hear(self, *, taken_over: bool = False) -> None:
         """Publishers and consumers whose batch is durable, or written, are told so."""
         log = self.shard.log
         for horizon, publish, step in self._waiting:
@@ -185,7 +195,7 @@ class KeptWorld(World):
         if self.answered > self._step_after(self.medium.answered):
             raise Violation("11 settles", f"step {self.answered} was answered, and is not written")
         self._waiting = [w for w in self._waiting if w[0] > min(log.durable, log.written)]
-        if log.failure is not None and self.medium._failure is None:
+        if log.failure is not None and self.medium._failure is None and not taken_over:
             raise Violation("recovery", f"the journal gave up by itself: {log.failure}")
 
     def _step_after(self, seq: int) -> int:
@@ -244,23 +254,64 @@ class KeptWorld(World):
         told = self.confirmed if self.terms.sync == "always" else 0
         self._go_on(self.medium.cut_power(self.rng), self.medium.synced, told)
 
+    def be_taken_over(self) -> None:
+        """Another process takes over while this one lives, and goes on between any two of its steps."""
+        if self.medium._failure is not None or self.shard.log.failure is not None:
+            return
+        self.say("another process takes over")
+        terms, old = self.terms, self.medium
+        heir = Watched(old.disk, segment_bytes=terms.laid_out, reserve_bytes=terms.reserve_bytes, between=self._live_on)
+        try:
+            shard, calls, journal = self._begin_process(heir)
+        except errors.RookeryError as error:
+            raise Violation("recovery", f"{type(error).__name__}: {error}") from error
+        # perhaps a slow answer is still to come, or a batch still to be written
+        self._hear(taken_over=True)
+        floor, told = old.answered, max(self.answered, self.confirmed)
+        ghost = Ghost(self.shard, self.journal, old, self._calls)
+        secret = self._part()
+        self.medium, self.shard, self._calls, self.journal = heir, shard, calls, journal
+        self._unsynced_since = None
+        self._waiting.clear()
+        self._ghost = ghost
+        self.taken_over += 1
+        self._check_found(secret, floor, told)
+
+    def _live_on(self) -> None:
+        """One thing that an owner does, if it happens to."""
+        rng = self.rng
+        if self.medium.held and rng.random() < 0.3:
+            self._release(None)
+        elif rng.random() < 0.3:
+            self._drive(self.journal.pump)
+        elif self._calls and rng.random() < 0.5:
+            self._drive(self._calls.popleft())
+
     def _go_on(self, disk: Any, floor: int, told: int) -> None:
         """The next process: the last state that is owed, or a later one."""
-        old = self.shard
+        secret = self._part()
         self.journal.pager.close()
+        terms = self.terms
+        self.medium = Watched(disk, segment_bytes=terms.laid_out, reserve_bytes=terms.reserve_bytes)
+        try:
+            self.shard = self._open()
+        except errors.RookeryError as error:
+            raise Violation("recovery", f"{type(error).__name__}: {error}") from error
+        self._check_found(secret, floor, told)
+
+    def _part(self) -> bytes:
+        """Part from a process; the secret behind its ids."""
+        old = self.shard
+        self._ghost = None
         self.last_id = max(self.last_id, int(old.last_id))
         self.sort_hands()
         self.tokens += [hand.token for hand in [*self.hands, *self.past]]
         self.clock.advance(self.rng.choice((0, 0, 10, 500, 3_000)))
         if self.plan.jumps and self.rng.random() < 0.3:
             self.clock.jump_wall(self.rng.choice((-700, 600, 20_000)))
-        terms = self.terms
-        self.medium = Watched(disk, segment_bytes=terms.laid_out, reserve_bytes=terms.reserve_bytes)
-        secret = old.ids.secret
-        try:
-            self.shard = self._open()
-        except errors.RookeryError as error:
-            raise Violation("recovery", f"{type(error).__name__}: {error}") from error
+        return old.ids.secret
+
+    def _check_found(self, secret: bytes, floor: int, told: int) -> None:
         seq = self.journal._seq
         self.say(f"process {self.processes} goes on after batch {seq}")
         self.medium.answered = self.medium.synced = seq
@@ -340,6 +391,36 @@ class KeptWorld(World):
         self.journal.pager.close()
         if self._spills is not None:
             self._spills.cleanup()
+
+
+class Ghost:
+    """A process that was taken over and does not know it: whatever it does from now on, it confirms nothing."""
+
+    def __init__(self, shard: Shard, journal: Journal, medium: Watched, calls: deque[Callable[[], None]]) -> None:
+        self._shard = shard
+        self._journal = journal
+        self._medium = medium
+        self._calls = calls
+
+    def haunt(self) -> None:
+        """Publish something, and let everything go on that can. Answers from before count, but they were heard."""
+        log = self._shard.log
+        while self._calls:
+            self._calls.popleft()()
+        known = (int(log.durable), int(log.written))
+        for tenant in self._shard.tenants.values():
+            for name in list(tenant.queues):
+                with contextlib.suppress(errors.RookeryError):
+                    self._shard.publish(tenant, "", name, b"", b"of a ghost")
+        self._shard.flush()
+        log.urgent = log.wants_sync = True
+        self._journal.pump()
+        while self._medium.held:
+            self._medium.release()
+        while self._calls:
+            self._calls.popleft()()
+        if (int(log.durable), int(log.written)) != known:
+            raise Violation("1 confirms", "a process that was taken over confirms what nobody will find")
 
 
 def _method(method: Callable[[KeptWorld], None]) -> Move:

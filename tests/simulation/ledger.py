@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from rookery.core.topology import Tenant
 
 
+Rule = tuple[int, str, dict[str, object]]
+"""A policy: its priority, its pattern, its settings."""
+
+
+def governor_of(name: str, policies: dict[str, Rule]) -> Rule | None:
+    """The policy that governs a queue; no two have the same priority."""
+    matching = [rule for rule in policies.values() if re.search(rule[1], name)]
+    return max(matching, key=lambda rule: rule[0]) if matching else None
+
+
 class Ledger:
     """The books of one tenant, and the step that is open."""
 
@@ -43,7 +53,8 @@ class Ledger:
         self.tenant = tenant
         self.accounts: dict[str, Account] = {}
         self.topology = Topology()
-        self.policies: dict[str, tuple[int, str, dict[str, object]]] = {}
+        self.policies: dict[str, Rule] = {}
+        self.policies_before: dict[str, Rule] = {}
         self.marks = Marks(dedup_keys_max)
         self.consumers: dict[int, Consumer] = {}
         self.pools: list[Pool] = []
@@ -90,9 +101,8 @@ class Ledger:
     # Queues
 
     def terms_of(self, name: str, face: str, said: dict[str, object]) -> Terms:
-        matching = [p for p in self.policies.values() if re.search(p[1], name)]
-        policy = max(matching, key=lambda p: p[0])[2] if matching else None
-        return terms_of(name, face, policy, said)
+        governor = governor_of(name, self.policies)
+        return terms_of(name, face, None if governor is None else governor[2], said)
 
     def declared(self, name: str, face: str, said: dict[str, object]) -> Account:
         """The queue is there now; it is new when there was no account."""
@@ -112,9 +122,12 @@ class Ledger:
         return account
 
     def reconfigured(self) -> None:
-        """A policy came or went."""
+        """A policy came or went: for queues it governs or governed this counts as use."""
         self.altered = True
+        before, self.policies_before = self.policies_before, dict(self.policies)
         for account in self.accounts.values():
+            if governor_of(account.name, before) is governor_of(account.name, self.policies):
+                continue
             account.terms = self.terms_of(account.name, account.face, account.said)
             account.used_ms = self.shard.mono_ms
             account.configured = True

@@ -76,6 +76,7 @@ def take_over(ledger: Ledger, found: Snapshot) -> None:
     tenant = ledger.tenant
     now = ledger.shard.wall_ms
     ledger.policies = dict(found.policies)
+    ledger.policies_before = dict(found.policies)
     ledger.topology = Topology()
     ledger.topology.hubs = {name: replace(hub, links=list(hub.links)) for name, hub in found.hubs.items()}
     ledger.consumers.clear()

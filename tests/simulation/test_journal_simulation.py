@@ -32,16 +32,20 @@ def test_a_seed_always_makes_the_same_run_with_a_journal() -> None:
 
 
 def test_runs_see_what_they_are_about() -> None:
-    """Processes and machines die, segments roll and retire, lines are paged out: not only by chance, in most runs."""
-    rolled = retired = paged = deaths = 0
+    """Processes and machines die, others take over from living ones, segments roll and retire, lines are paged out: not
+    only by chance, in most runs.
+    """
+    rolled = retired = paged = deaths = taken_over = 0
     for seed in range(20):
         world = run(seed, 300, KeptWorld)
         assert isinstance(world, KeptWorld)
         deaths += world.processes - 1
+        taken_over += world.taken_over
         rolled += world.journal.segments[-1].number > 3
         retired += world.journal.segments[0].number > 1
         paged += world.paged
     assert deaths > 60
+    assert taken_over > 20
     assert rolled > 10
     assert retired > 10
     assert paged > 3
@@ -49,5 +53,5 @@ def test_runs_see_what_they_are_about() -> None:
 
 @pytest.mark.parametrize("bug", JOURNAL_BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_a_seeded_bug_of_the_journal_is_caught(bug: Bug, tmp_path: Path) -> None:
-    found = hunt(bug, tmp_path, list(range(120)))
+    found = hunt(bug, tmp_path, list(range(480)))
     assert found is not None, f"no run noticed: {bug.name}"

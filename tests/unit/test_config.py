@@ -94,7 +94,8 @@ LOG_LEVEL=WARN
         cors_origins=("https://a.example", "http://localhost:3000"),
         log_level="warning",
     )
-    assert settings.warnings == ()
+    (warning,) = settings.warnings
+    assert warning.startswith("API_KEY (.env line 8) is easy to guess")
 
 
 # Where a value comes from
@@ -565,3 +566,34 @@ def test_zstd_without_its_library_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         Settings.load({"compression": "zstd"}, {}, tmp_path)
     assert caught.value.argument == "ROOKERY_COMPRESSION"
     assert Settings.load({"compression": "zlib"}, {}, tmp_path).compression == "zlib"
+
+
+@pytest.mark.parametrize(
+    ("key", "weak"),
+    [
+        ("changeme", True),
+        ("supersecretkey", True),
+        ("supersecretkey-supersecretkey", True),
+        ("MY-API-KEY-MY-API-KEY", True),
+        ("aaaaaaaaaaaaaaaaaaaaaaaaaaaa", True),
+        ("Xq7-w.2Lk_9vB", True),
+        ("password123456789", True),
+        ("4f1c1d9e5b7a4a0b8c3d2e1f00112233", False),
+        ("correct-horse-battery-staple", False),
+    ],
+)
+def test_an_api_key_that_is_easy_to_guess_gets_a_warning(tmp_path: Path, key: str, weak: bool) -> None:
+    settings = Settings.load({}, {"API_KEY": key}, tmp_path)
+    assert any("easy to guess" in warning for warning in settings.warnings) is weak
+    assert key not in " ".join(settings.warnings)
+    assert Settings.load({"auth_mode": "none", "host": "127.0.0.1"}, {"API_KEY": key}, tmp_path).warnings == ()
+
+
+def test_all_secrets_are_known_as_such(tmp_path: Path) -> None:
+    given = {
+        "API_KEY": "the-api-key",
+        "JWT_SECRET": "the-jwt-secret",
+        "ROOKERY_TLS_KEY_PASSWORD": "the-password",
+        "DATABASE_URL": "postgresql://u:db-password@h/d",
+    }
+    assert set(Settings.load({}, given, tmp_path).secrets()) == {*given.values(), "db-password"}

@@ -31,7 +31,7 @@ from rookery.errors import (
     QueueNotFound,
     RookeryError,
 )
-from rookery.properties import Timestamp
+from rookery.properties import EMPTY, Timestamp
 from tests.unit.core_world import World, a_world, waiting
 
 world = pytest.fixture(a_world, name="world")
@@ -53,6 +53,75 @@ def furnish(tenant: Tenant) -> None:
 
 def empty_shard() -> Shard:
     return Shard(b"", 1)
+
+
+def change(tenant: Tenant, draw: random.Random) -> None:
+    """Declare, bind or delete something among a few names."""
+    name = draw.choice("abcdefgh")
+    try:
+        action = draw.randrange(7)
+        if action == 0:
+            tenant.declare_queue(name, {}, "http")
+        elif action == 1:
+            tenant.declare_exchange("x" + name, draw.choice(["direct", "topic", "fanout"]))
+        elif action == 2:
+            streams.declare(tenant, "s" + name, {})
+        elif action == 3:
+            tenant.delete_queue(name)
+        elif action == 4:
+            tenant.delete_exchange("x" + name)
+        elif action == 5:
+            streams.delete(tenant, "s" + name)
+        else:
+            kind = draw.choice(["queue", "stream", "exchange"])
+            prefix = {"queue": "", "stream": "s", "exchange": "x"}[kind]
+            target = definitions.target_of(tenant, kind, prefix + draw.choice("abcdefgh"))
+            tenant.bind(draw.choice(["amq.direct", "x" + name]), target, draw.choice("kl"))
+    except RookeryError:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_document_made_in_steps_can_be_loaded_whatever_changes_meanwhile(world: World, seed: int) -> None:
+    draw = random.Random(seed)
+    tenant = world.tenant
+    for _ in range(200):
+        change(tenant, draw)
+    document: dict[str, Any] = definitions.head(tenant)
+    for section, rows in definitions.sections(tenant).items():
+        document[section] = []
+        for row in rows:
+            if row is not None:
+                document[section].append(row)
+            for _ in range(draw.randrange(4)):
+                change(tenant, draw)
+    other = empty_shard()
+    definitions.load(other, {"rookery": 1, "tenants": [document]})
+    loaded = definitions.export(other)["tenants"][0]
+    assert {row["name"] for row in loaded["queues"]} == {row["name"] for row in document["queues"]}
+    assert len(loaded["bindings"]) == len(document["bindings"])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_tenant_that_is_deleted_in_steps_is_locked_until_it_is_gone(world: World, seed: int) -> None:
+    draw = random.Random(seed)
+    tenant = world.tenant
+    for _ in range(200):
+        change(tenant, draw)
+    for _ in range(1_000):
+        world.shard.publish(tenant, "", draw.choice(list(tenant.queues)), EMPTY, b"x")
+    for _ in definitions.deleting(world.shard, tenant):
+        for refused in (
+            lambda: tenant.declare_queue("new", {}, "http"),
+            lambda: definitions.load(world.shard, {"rookery": 1, "tenants": [{"name": tenant.name}]}),
+            lambda: next(definitions.deleting(world.shard, tenant)),
+        ):
+            with pytest.raises(Locked):
+                refused()
+    assert tenant.name not in world.shard.tenants
+    assert (world.shard.queue_count, world.shard.memory_bytes, world.shard.definition_bytes) == (0, 0, 0)
+    again = world.shard.create_tenant(tenant.name)
+    again.declare_queue("new", {}, "http")
 
 
 def test_a_document_says_all_of_it(world: World) -> None:
@@ -464,3 +533,35 @@ def test_loading_onto_something_else_is_all_or_nothing(shard: Shard, other: Shar
         after = definitions.export(other)
         definitions.load(other, document)
         assert definitions.export(other) == after
+
+
+def test_an_import_names_all_policies_whose_patterns_are_refused(world: World) -> None:
+    rows = [
+        {"name": "fine", "pattern": "^a"},
+        {"name": "one", "pattern": r"(a)\1"},
+        {"name": "two", "pattern": "(?>a)"},
+    ]
+    before = definitions.export(world.shard)
+    with pytest.raises(InvalidArgument) as caught:
+        definitions.load(world.shard, {"rookery": 1, "tenants": [{"name": "acme", "policies": rows}]})
+    assert caught.value.argument == "pattern"
+    assert "policy 'one' of tenant 'acme': the backreference" in str(caught.value)
+    assert "policy 'two' of tenant 'acme': the atomic group" in str(caught.value)
+    assert definitions.export(world.shard) == before
+
+
+def test_a_stored_policy_that_is_refused_now_does_not_stop_imports(world: World) -> None:
+    world.tenant.set_policy(Policy("old", r"(a)\1", {"ttl_ms": 5}, stored=True))
+    document = definitions.export(world.shard)
+    definitions.load(world.shard, document)
+    assert definitions.export(world.shard) == document
+    assert [row["name"] for row in definitions.problems(world.shard)] == ["old"]
+
+
+def test_too_many_policies_change_nothing(world: World) -> None:
+    world.tenant.set_limits({"policies_max": 3})
+    rows = [{"name": f"p{number}", "pattern": "^a"} for number in range(4)]
+    before = definitions.export(world.shard)
+    with pytest.raises(LimitExceeded):
+        definitions.load(world.shard, {"rookery": 1, "tenants": [{"name": "acme", "policies": rows}]})
+    assert definitions.export(world.shard) == before

@@ -239,8 +239,10 @@ async def test_a_crash_between_the_members_of_a_transaction_leaves_all_or_none(f
     data = written(tmp_path / "data" / "00000001.log")
     seen = set()
     for cut in [*range(before - 64, len(data) - 64, 37), len(data)]:
-        (whole / "00000001.log").write_bytes(data[:cut] + bytes(4096))
-        after = opened(face, whole)
+        case = tmp_path / f"cut-{cut}"
+        shutil.copytree(whole, case)
+        (case / "00000001.log").write_bytes(data[:cut] + bytes(4096))
+        after = opened(face, case)
         found = [await data_of(await after.queue(name)) for name in ("jobs", "done")]
         found += [await recovered(after, topic) for topic in "ab"]
         seen.add(repr(found))

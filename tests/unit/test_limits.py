@@ -12,6 +12,7 @@ from rookery.limits import (
     TRACKED_MAX,
     WINDOW_MS,
     FailedLogins,
+    Seldom,
     allow_open_files,
     machine_memory_bytes,
     network_of,
@@ -96,3 +97,12 @@ def test_no_limit_and_a_bounded_memory_of_failures() -> None:
     assert failed.refused("10.0.78.31", "ada", TRACKED_MAX)
     assert not failed.refused("10.0.0.0", "ada", TRACKED_MAX)
     assert len(failed._failed) == TRACKED_MAX
+
+
+def test_what_happens_again_and_again_is_told_once_in_a_while() -> None:
+    seldom = Seldom(every_ms=100)
+    assert [seldom.count("a", now) for now in (0, 1, 99, 100, 150, 200)] == [1, 0, 0, 3, 0, 2]
+    assert seldom.count("b", 1) == 1
+    for number in range(TRACKED_MAX + 10):
+        seldom.count(str(number), 0)
+    assert len(seldom._told) == TRACKED_MAX

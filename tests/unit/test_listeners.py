@@ -345,3 +345,46 @@ def test_limits_in_all_and_by_address(run: Run) -> None:
         world.listener.close()
 
     run(work)
+
+
+def test_an_address_counts_from_its_handshake_on(run: Run, certificates: TlsFiles) -> None:
+    async def work() -> None:
+        world = await World(address_most=3, proxied=True, certificates=Certificates(certificates)).open()
+        waiting = []
+        for _ in range(3):
+            # these never begin with TLS
+            _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+            writer.write(FROM_AFAR)
+            waiting.append(writer)
+        while sum(world.attendance._by_address.values()) < 3:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            assert await world.ask(FROM_AFAR) == ""
+        # one line tells of them all
+        assert len(await world.until("connection_refused")) == 1
+        assert world.attendance.refused == 20
+        for writer in waiting:
+            writer.close()
+        await world.left()
+        while world.attendance._by_address:
+            await asyncio.sleep(0)
+        world.listener.close()
+
+    run(work)
+
+
+def test_this_machine_has_no_limit_of_its_own(run: Run) -> None:
+    async def work() -> None:
+        world = await World(address_most=1).open()
+        writers = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+            writer.write(b"hello\n")
+            assert await reader.readline()
+            writers.append(writer)
+        for writer in writers:
+            writer.close()
+        await world.left()
+        world.listener.close()
+
+    run(work)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.core.policy import FACES, SETTINGS, TIME_MAX_MS, Policy, QueueSettings, check_settings, effective
-from rookery.errors import InvalidArgument, InvalidType, NotFound, RookeryError
+from rookery.errors import InvalidArgument, InvalidType, LimitExceeded, NotFound, RookeryError
 from tests.unit.core_world import World, a_world, bodies, waiting
 
 world = pytest.fixture(a_world, name="world")
@@ -331,3 +333,149 @@ def test_what_a_policy_held_back_is_delivered_when_it_ends(world: World, setting
             seen.append(lease.entry.message.body)
             world.settle(lease)
     assert seen == [b"0", b"1", b"2"]
+
+
+# Which policy governs
+
+RULES = st.tuples(
+    st.sampled_from(["p", "q", "r", "s"]),
+    st.sampled_from(["a", "^b", "c$", "[ab]c", ".*", "(?!b)^"]),
+    st.integers(-1, 1),
+)
+STEPS = st.lists(
+    st.one_of(
+        RULES.map(lambda rule: ("set", rule)),
+        st.sampled_from(["p", "q", "r", "s"]).map(lambda name: ("end", name)),
+        st.text("abc", min_size=1, max_size=3).map(lambda name: ("queue", name)),
+        st.text("abc", min_size=1, max_size=3).map(lambda name: ("drop", name)),
+        st.sampled_from([1, 2, 3]).map(lambda ms: ("defaults", ms)),
+        st.just(("turn", 1)),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS, st.sampled_from([1, 300, 50_000]))
+def test_what_is_remembered_of_policies_is_what_asking_all_of_them_would_say(
+    steps: list[Any], slice_steps: int
+) -> None:
+    """Whatever changed in which order, and however few queues a turn reached."""
+    world = World()
+    tenant = world.tenant
+    world.shard.policy_steps = slice_steps
+    for number, (what, value) in enumerate(steps):
+        if what == "set":
+            tenant.set_policy(Policy(value[0], value[1], {"ttl_ms": number + 100}, value[2]))
+        elif what == "end" and value in tenant.policies:
+            tenant.delete_policy(value)
+        elif what == "queue":
+            tenant.declare_queue(value, {}, "http")
+        elif what == "drop" and value in tenant.queues:
+            tenant.delete_queue(value)
+        elif what == "defaults":
+            tenant.set_face_defaults("http", {"length_max": value})
+        elif what == "turn":
+            world.advance(value)
+    while world.shard.applying:
+        assert world.shard.next_due_ms() == 0
+        world.advance(1)
+    for name, queue in tenant.queues.items():
+        matching = [policy for policy in tenant.policies.values() if policy.matches(name)]
+        best = max(matching, key=lambda policy: policy.priority, default=None)
+        assert tenant.policy_for(name) is best
+        assert queue.ttl_ms == (-1 if best is None else best.settings["ttl_ms"])
+        assert queue.settings.length_max == tenant.face_defaults.get("http", {}).get("length_max", -1)
+
+
+def test_a_policy_for_many_queues_reaches_them_in_slices(world: World) -> None:
+    for number in range(1_000):
+        world.tenant.declare_queue(f"q{number}", {}, "http")
+    world.tenant.set_policy(Policy("p", "^q", {"ttl_ms": 5}))
+
+    def reached() -> int:
+        return sum(queue.ttl_ms == 5 for queue in world.tenant.queues.values())
+
+    counts = [reached()]
+    assert 0 < counts[0] < 1_000
+    assert world.tenant.declare_queue("q-new", {}, "http")[0].ttl_ms == 5
+    while world.shard.applying:
+        world.advance(1)
+        counts.append(reached())
+    steps = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+    assert max(steps) <= world.shard.policy_steps // 250 + 1
+    assert counts[-1] == 1_001
+    world.shard.delete_tenant("acme")
+
+
+def test_a_change_of_settings_alone_matches_no_pattern_again(world: World) -> None:
+    for number in range(50):
+        world.tenant.declare_queue(f"q{number}", {}, "http")
+    first = Policy("p", "^q[0-9]+$", {"ttl_ms": 5})
+    world.tenant.set_policy(first)
+    second = Policy("p", "^q[0-9]+$", {"ttl_ms": 6})
+    world.tenant.set_policy(second)
+    assert second.steps == 0
+    assert {queue.ttl_ms for queue in world.tenant.queues.values()} == {6}
+
+
+def test_policies_are_limited_in_number(world: World) -> None:
+    world.tenant.set_limits({"policies_max": 2})
+    world.tenant.set_policy(Policy("a", "x", {}))
+    world.tenant.set_policy(Policy("b", "x", {}))
+    with pytest.raises(LimitExceeded) as caught:
+        world.tenant.set_policy(Policy("c", "x", {}))
+    assert str(caught.value) == "tenant 'acme' reached its limit of 2 policies (policies_max)"
+    assert list(world.tenant.policies) == ["a", "b"]
+    world.tenant.set_policy(Policy("b", "y", {}))
+    world.tenant.set_limits({"policies_max": 0})
+    world.tenant.set_policy(Policy("c", "x", {}))
+
+
+def test_policies_are_limited_by_what_their_patterns_cost(world: World) -> None:
+    world.tenant.set_limits({"policy_states_max": 150})
+    world.tenant.set_policy(Policy("a", "[ab]*a[ab]{100}c", {}))
+    with pytest.raises(LimitExceeded) as caught:
+        world.tenant.set_policy(Policy("b", "[ab]*a[ab]{100}d", {}))
+    assert caught.value.argument == "pattern"
+    assert "(policy_states_max)" in str(caught.value)
+    world.tenant.set_policy(Policy("literal", "^orders", {}))
+    world.tenant.set_policy(Policy("a", "[ab]{20}c", {}))
+    world.tenant.set_policy(Policy("b", "[ab]*a[ab]{100}d", {}))
+    world.tenant.set_limits({"policy_states_max": 10})
+    world.tenant.set_policy(Policy("b", "[ab]*a[ab]{90}d", {}))  # less than before is never refused
+    world.tenant.delete_policy("b")
+    world.tenant.delete_policy("a")
+    assert world.tenant.policy_table.states == 0
+
+
+def test_a_pattern_that_took_forever_is_decided_at_once(world: World) -> None:
+    world.tenant.set_policy(Policy("p", "^(a+)+$", {"ttl_ms": 5}))
+    assert world.queue("a" * 200 + "b").ttl_ms == -1
+    assert world.queue("a" * 200).ttl_ms == 5
+
+
+def test_a_stored_policy_whose_pattern_is_not_supported_matches_nothing(world: World) -> None:
+    queue = world.queue("aa")
+    world.tenant.set_policy(Policy("p", r"(a)\1", {"ttl_ms": 5}, stored=True))
+    assert queue.ttl_ms == -1
+    assert "backreference" in world.tenant.policies["p"].problem
+    with pytest.raises(InvalidArgument) as caught:
+        Policy("p", r"(a)\1", {"ttl_ms": 5})
+    assert str(caught.value) == (
+        r"pattern is not valid: the backreference \1 at position 3 is not supported: repeat the group's expression"
+    )
+
+
+def test_policies_that_take_too_long_at_a_restart_reach_the_rest_of_the_queues_in_slices(world: World) -> None:
+    world.shard.recovering = True
+    for number in range(30):
+        world.queue(f"q{number}")
+    world.tenant.set_policy(Policy("p", "^q", {"ttl_ms": 5}))
+    queues = world.tenant.queues.values()
+    assert all(queue.ttl_ms == -1 for queue in queues)
+    world.shard.recovery_policy_steps = 1_000
+    world.shard.end_recovery()
+    assert 0 < sum(queue.ttl_ms == 5 for queue in queues) < 30
+    while world.shard.applying:
+        world.advance(1)
+    assert all(queue.ttl_ms == 5 for queue in queues)

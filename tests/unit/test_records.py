@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rookery._bytes import BytesWriter
 from rookery.errors import InvalidArgument
 from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN, Death, Message, Route
+from rookery.properties import Properties, decode, encode, readable
 from rookery.store import records
 from rookery.store.compression import packer
 from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
@@ -42,13 +43,14 @@ def reader_of(payload: bytes) -> Reader:
 
 
 def facts(message: Message) -> dict[str, Any]:
+    """What a message is; of properties that are malformed, as they are read."""
     route = message.route
     return {
         "exchange": route.exchange,
         "key": route.key,
         "origin": route.origin_id,
         "deaths": [death.as_dict() for death in route.deaths],
-        "props": message.props,
+        "props": readable(message.props),
         "body": message.body,
         "id": message.id,
         "priority": message.priority,
@@ -167,7 +169,8 @@ SHAPE = st.tuples(st.sampled_from(["", "x", "exchange"]), st.text(max_size=20), 
 @example([("x", "k", b"p", True), ("x", "k", b"p", False)])
 def test_a_message_like_the_one_before_it_shares_what_is_the_same(shapes: list[tuple[str, str, bytes, bool]]) -> None:
     messages = []
-    for exchange, key, props, dead in shapes:
+    for exchange, key, text, dead in shapes:
+        props = encode(Properties(headers={"text": text}))
         route = Route(exchange, key)
         if dead:
             route.origin_id = 1
@@ -183,8 +186,23 @@ def test_a_message_like_the_one_before_it_shares_what_is_the_same(shapes: list[t
 
 
 def test_a_long_key_and_a_large_body() -> None:
-    message = Message(Route("e" * 255, "k" * 4_096), b"p" * 70_000, b"b" * (5 << 20), 1, 0, 0, PERSISTENT)
-    assert facts(records.read_message(put(message, [(1, 1, 0, 0, 0, 0)]), {})) == facts(message)
+    props = encode(Properties(headers={"long": "p" * 70_000}))
+    message = Message(Route("e" * 255, "k" * 4_096), props, b"b" * (5 << 20), 1, 0, 0, PERSISTENT)
+    read = records.read_message(put(message, [(1, 1, 0, 0, 0, 0)]), {})
+    assert facts(read) == facts(message)
+    assert read.props == props
+
+
+@given(st.binary(min_size=1, max_size=60))
+@example(b"\x20\x00\x00\x00\x00\x04\x01aZ\x00")
+def test_properties_that_are_malformed_are_read_as_a_header_with_their_bytes(props: bytes) -> None:
+    read = records.read_message(put(Message(Route("", "q"), props, b"", 1, 0, 0, 0), [(1, 1, 0, 0, 0, 0)]), {}).props
+    try:
+        decode(props)
+    except InvalidArgument:
+        assert decode(read) == Properties(headers={"x-undecodable": props}, delivery_mode=2)
+    else:
+        assert read == props
 
 
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])

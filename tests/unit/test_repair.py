@@ -90,6 +90,12 @@ def test_a_sound_directory_has_no_damage(place: Place) -> None:
 
 
 def test_an_unfinished_end_is_no_damage(place: Place) -> None:
+    world = place.start()
+    world.publish(b"one more")
+    world.write()
+    world.publish(b"and another")
+    world.write()
+    place.site.kill(world)
     last = place.numbers()[-1]
     data = place.path(last).read_bytes()
     start, end = place.ends(last)[-1]
@@ -209,8 +215,8 @@ def test_settles_of_a_damaged_batch_are_left_out(place: Place, tmp_path: Path) -
     world = place.start()
     world.publish(b"so that the settles are not the end")
     world.close()
-    number = place.numbers()[-1]
-    _, end = place.ends(number)[-2]
+    number = place.numbers()[-2]
+    _, end = place.ends(number)[-1]
     place.flip(number, end - 6)
     report, world = repaired(place, tmp_path)
     assert report.settles_left_out == 2

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.core import routing
-from rookery.core.routing import Matcher, matcher
+from rookery.core import arguments, routing
+from rookery.core.bindings import Matcher
+from rookery.core.routing import matcher
 from rookery.errors import InvalidArgument
 from rookery.properties import Timestamp
 
@@ -223,6 +226,8 @@ def test_a_result_is_the_callers_own() -> None:
         # numbers by value; a bool or a timestamp is no number; bytes are no str
         ({"a": 1}, {"a": 1.0}, True),
         ({"a": Decimal("1.50")}, {"a": 1.5}, True),
+        ({"a": Decimal("sNaN")}, {"a": 1}, False),
+        ({"a": [Decimal("sNaN")]}, {"a": [1.5]}, False),
         ({"a": 1}, {"a": True}, False),
         ({"a": False}, {"a": 0}, False),
         ({"a": True}, {"a": True}, True),
@@ -538,3 +543,118 @@ def test_many_bindings_of_one_key_can_all_be_removed() -> None:
         for target in targets[::2]:
             assert m.remove_target(target) == 1
         assert names(m.match("k", None)) == names(list(targets[1::2]))
+
+
+# Arguments, and many of them
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 64), 1 << 64),
+    st.sampled_from([0, 1, 10, 100, -10, 1.0, 10.0, 0.5, -0.0, 1e22, 10**22, Decimal("1.50"), Decimal(10), 1.5]),
+    st.floats(allow_nan=False),
+    st.decimals(allow_nan=False),
+    st.integers(0, 3).map(Timestamp),
+    st.sampled_from(["", "a", b"a", "é", "é".encode(), b"\xff", "\udcff", "1"]),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+)
+
+
+@given(values, values)
+def test_equal_arguments_have_one_fingerprint_and_others_another(a: object, b: object) -> None:
+    assert (arguments.fingerprint(a) == arguments.fingerprint(b)) is arguments.same(a, b, 0)
+
+
+@given(values)
+def test_a_fingerprint_does_not_depend_on_order_or_object(value: object) -> None:
+    def again(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: again(value[name]) for name in reversed(value)}
+        return [again(item) for item in value] if isinstance(value, list) else value
+
+    assert arguments.fingerprint(again(value)) == arguments.fingerprint(value)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2) | st.none(), max_size=3), max_size=40))
+def test_many_headers_bindings_match_as_few_do(tables: list[dict[str, object]]) -> None:
+    m = matcher("headers", None)
+    bound: list[tuple[dict[str, object], Target]] = []
+    for i, table in enumerate(tables):
+        rule: dict[str, object] = {**table, "x-match": "any" if i % 3 == 0 else "all"}
+        target = TARGETS[i % len(TARGETS)]
+        if m.add("", rule, target):
+            bound.append((rule, target))
+    for headers in ({}, {"a": 1}, {"a": 0, "b": 2}, {"a": 1.0, "b": 1, "c": 2, "d": 0}, {"d": None}):
+        expected: list[Target] = []
+        for rule, target in bound:
+            if reaches("headers", ("", rule, target), "", dict(headers)) and not any(target is t for t in expected):
+                expected.append(target)
+        assert names(m.match("", dict(headers))) == names(list(expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bindings_that_differ_in_their_arguments_cost_the_same_however_many(kind: str) -> None:
+    many = 20_000
+    m = matcher(kind, None)
+    target, other = Target("a"), Target("b")
+    began = time.thread_time()
+    for i in range(many):
+        assert m.add("1", {"n": i}, target)
+    assert m.count == many
+    assert not m.add("1", {"n": many - 1}, target)
+    for i in range(many // 2):
+        assert m.remove("1", {"n": i}, target)
+    m.add("1", None, other)
+    for _ in range(100):
+        m.match("1", {"n": many - 1})
+    assert m.remove_target(target) == many // 2
+    # what is left of a removed target in the index matches nothing, and goes while others come
+    assert names(m.match("1", {"n": many - 1})) == ["b"]
+    assert [found for _, _, found in m.bindings()] == [other]
+    while m._litter:
+        m.add("1", {"other": 1}, other)
+        m.remove("1", {"other": 1}, other)
+    assert names(m.match("1", {"n": many - 1})) == ["b"]
+    # with a walk over the bindings of the key for each, this took minutes
+    assert time.thread_time() - began < 10
+
+
+def test_a_consistent_hash_exchange_has_a_limit_of_targets() -> None:
+    m = matcher("consistent-hash", None)
+    targets = [Target(str(i)) for i in range(routing.HASH_TARGETS_MAX)]
+    for target in targets:
+        assert not m.refusal("1", target)
+        m.add("1", None, target)
+    assert "1000 targets" in m.refusal("1", Target("more"))
+    assert not m.refusal("2", targets[0])
+
+
+def test_patterns_that_make_every_word_slow_have_a_limit() -> None:
+    m = matcher("topic", None)
+    bound = []
+    for pattern in (".".join(parts) + ".a" for n in range(1, 9) for parts in itertools.product("#*a", repeat=n)):
+        if not m.refusal(pattern, "t"):
+            m.add(pattern, None, "t")
+            bound.append(pattern)
+    assert isinstance(m, routing.TopicMatcher)
+    assert max(m._behind.values()) == routing.REPEATS_MAX
+    began = time.thread_time()
+    m.match(".".join("a" * 128), None)
+    # without the limit it is seconds
+    assert time.thread_time() - began < 1
+    # other words are not affected
+    assert not m.refusal("#.b.c", "t")
+    for i in range(5_000):
+        assert not m.refusal(f"#.n{i}", "t")
+        m.add(f"#.n{i}", None, "t")
+    for pattern in bound:
+        m.remove(pattern, None, "t")
+    m.remove_target("t")
+    while m._litter:
+        m.sweep(1_000)
+    assert m._behind == {}
+    assert m._root.is_end()

@@ -17,6 +17,7 @@ import pytest
 
 from rookery.config import Settings
 from rookery.core.access import FULL, Access, Rights
+from rookery.core.policy import Policy
 from rookery.embed import AsyncBroker, Broker
 from rookery.errors import InvalidArgument, InvalidConfig
 from rookery.limits import is_local
@@ -341,6 +342,48 @@ async def test_the_first_admin_key_goes_to_the_terminal_or_to_a_private_file(tmp
     announce_admin_key(server, io.StringIO())
     assert len(server.access.keys("default")) == keys
     assert not (tmp_path / "elsewhere").exists()
+
+
+async def test_stored_patterns_that_are_refused_now_are_listed_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A data directory of a version that matched with `re`, served and opened by an embedded broker."""
+    first = Server(settings(tmp_path, store_backend="journal"), log=make_log("critical", io.StringIO()))
+    await first.start()
+    first.engine.begin()
+    first.engine.shard.tenant("default").set_policy(Policy("old", r"(a)\1", {"ttl_ms": 5}, stored=True))
+    issued = first.access.create_key("default", 1)
+    stored = json.loads(json.dumps(first.access.export()))
+    stored["keys"][-1]["rights"]["write"] = "(?>a)"
+    first.access.load(stored, stored=True)
+    first.engine.end()
+    await first.stop(0)
+
+    text = io.StringIO()
+    second = Server(settings(tmp_path, store_backend="journal"), log=make_log("info", text))
+    await second.start()
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    warned = [line for line in lines if line["event"] == "pattern_not_supported"]
+    assert [(line["level"], line["kind"], line["name"], line["tenant"], line["effect"]) for line in warned] == [
+        ("warning", "policy", "old", "default", "the policy applies to no queue"),
+        ("warning", "key", issued.record.kid, "default", "the right is denied"),
+    ]
+    assert "backreference" in warned[0]["reason"]
+    assert not second.access.check_key(issued.text, 2).may("write", "a")
+    assert second.access.check_key(issued.text, 2).may("read", "a")
+    auth = {"Authorization": f"ApiKey {issued.text}"}
+    async with httpx.AsyncClient(base_url=f"http://{second.addresses['http']}", headers=auth) as client:
+        shown = (await client.get("/api/v1/policies")).json()["policies"]
+        assert shown[0]["name"] == "old"
+        assert "backreference" in shown[0]["problem"]
+        refused = await client.put("/api/v1/policies/new", json={"pattern": r"(a)\1", "settings": {}})
+        assert (refused.status_code, "repeat the group" in refused.text) == (400, True)
+        made = await client.put("/api/v1/policies/new", json={"pattern": r"^(?!amq\.).*", "settings": {"ttl_ms": 9}})
+        assert "problem" not in made.json()
+    await second.stop(0)
+
+    with Broker(enable_persistence=True, persistence_path=str(tmp_path / "data")):
+        assert "policy 'old' of tenant 'default' applies to no queue" in caplog.text
 
 
 def test_log_lines_are_json(tmp_path: Path) -> None:

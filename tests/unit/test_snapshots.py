@@ -163,7 +163,9 @@ def test_a_tenant(world: World) -> None:
         "dead_letters_lost": 0,
         "memory_bytes": int(world.tenant.memory_bytes),
         "memory_bytes_max": 0,
+        "definition_bytes": int(world.tenant.definition_bytes),
         "dedup_keys": 1,
+        "dedup_bytes": world.tenant.dedup.bytes,
         "dedup_duplicates": 1,
         "dedup_evicted": 0,
     }

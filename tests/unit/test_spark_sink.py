@@ -26,7 +26,7 @@ from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument, InvalidType
 from rookery.spark.options import sink_options
 from rookery.spark.sink import COLUMNS, check_rows, pieces
-from rookery.store import arrow_rows
+from rookery.store import arrow_kinds, arrow_rows
 
 HERE = {"endpoint": "http://localhost:8080"}
 TO_STREAM = sink_options({**HERE, "stream": "out"})
@@ -41,7 +41,7 @@ def schema(**columns: DataType) -> StructType:
 
 
 def test_the_columns_are_those_that_the_broker_knows() -> None:
-    assert tuple(COLUMNS) == arrow_rows.COLUMNS
+    assert tuple(COLUMNS) == arrow_kinds.COLUMNS
 
 
 def test_rows_with_every_kind_of_column() -> None:
@@ -104,8 +104,9 @@ def rows_of(table: pa.Table, **names: str) -> list[Row]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    where = dict.fromkeys(arrow_rows.TARGETS, "out") | names
-    return arrow_rows.rows_of(sink.getvalue().to_pybytes(), "out", where, 1_000)
+    where = dict.fromkeys(arrow_kinds.TARGETS, "out") | names
+    parts = arrow_rows.parts_of(sink.getvalue().to_pybytes(), "out", where, 1_000, 1 << 20)
+    return [row for part in parts for row in part.rows()]
 
 
 NAME = st.sampled_from(["a", "b", KEY_HEADER, DUE_HEADER])

@@ -403,10 +403,10 @@ def test_bad_bindings_bind_nothing(world: World) -> None:
 def test_limits_have_names_and_defaults() -> None:
     assert Limits().as_dict() == {
         "connections_max": 0,
-        "queues_max": 100_000,
+        "queues_max": 20_000,
         "exchanges_max": 10_000,
         "streams_max": 10_000,
-        "bindings_max": 1_000_000,
+        "bindings_max": 100_000,
         "subscriptions_max": 100_000,
         "queue_subscriptions_max": 0,
         "waiting_claims_max": 1_000,
@@ -416,6 +416,14 @@ def test_limits_have_names_and_defaults() -> None:
         "transaction_bytes_max": 64 * 1024 * 1024,
         "transactions_max": 1_000,
         "dedup_keys_max": 1_000_000,
+        "definition_bytes_max": 256 * 1024 * 1024,
+        "groups_max": 10_000,
+        "producers_max": 10_000,
+        "plans_max": 1_000,
+        "receipts_max": 100_000,
+        "kept_topics_max": 10_000,
+        "policies_max": 500,
+        "policy_states_max": 4_096,
     }
 
 

@@ -78,6 +78,19 @@ def test_exchanges_are_declared_listed_and_deleted(client: httpx.Client) -> None
     assert refused(client.get(url), 404) == "exchange_not_found"
 
 
+@pytest.mark.parametrize("number", ["NaN", "sNaN", "Infinity", "-1E999999"])
+def test_arguments_that_are_no_finite_number_break_nothing(client: httpx.Client, number: str) -> None:
+    ok(client.put(f"{API}/queues/odd-{number}", json={}), 201)
+    odd = {"x": {"$decimal": number}}
+    row = {"source": "amq.headers", "target": f"odd-{number}", "arguments": odd}
+    ok(client.post(f"{API}/bindings", json=row), 201)
+    for value in (1, 1.5, "a", [1], None):
+        ok(client.post(f"{API}/exchanges/amq.headers/messages", json=[{"message": 1, "headers": {"x": value}}]), 201)
+    exchange = f"{API}/exchanges/odd-{number}"
+    ok(client.put(exchange, json={"kind": "direct", "arguments": odd}), 201)
+    assert client.put(exchange, json={"kind": "direct", "arguments": {"x": 1}}).status_code == 409
+
+
 def test_bindings_are_made_listed_and_taken_away(client: httpx.Client) -> None:
     ok(client.put(f"{API}/queues/q"), 201)
     ok(client.put(f"{API}/streams/s"), 201)
@@ -213,9 +226,10 @@ def test_definitions_do_not_reach_beyond_the_tenant(client: httpx.Client) -> Non
         {**document, "tenants": [{**row, "name": "default"}]},
         {**document, "access": {"version": 1, "keys": [], "users": []}},
         {**document, "tenants": [{**row, "limits": {**row["limits"], "queues_max": 0}}]},
-        {**document, "tenants": [{**row, "limits": [1]}]},
     ):
         assert refused(client.post(f"{API}/definitions", json=wrong), 403) == "access_refused"
+    no_limits = {**document, "tenants": [{**row, "limits": [1]}]}
+    refused(client.post(f"{API}/definitions", json=no_limits), 400, "tenants[0].limits")
     for query in ("all=true", "access=true", "tenant=default"):
         assert refused(client.get(f"{API}/definitions?{query}"), 403) == "access_refused"
 

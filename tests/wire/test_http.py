@@ -209,6 +209,11 @@ def test_an_old_client_is_answered_and_its_connection_closed(web: World) -> None
             b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
             400,
         ),
+        (
+            "chunks of HTTP/1.0",
+            b"POST /x HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
         ("negative length", b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
         ("bad chunk", b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
         ("space before colon", b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n", 400),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import time
 import warnings
@@ -21,7 +22,8 @@ from rookery.clock import ManualClock
 from rookery.core.access import FULL
 from rookery.errors import InvalidConfig
 from rookery.wire.http_auth import is_loopback_name
-from tests.wire.http_world import ADMIN, World, world
+from tests.wire.amqp_peer import PROTOCOL, start_ok
+from tests.wire.http_world import ADMIN, World, request, world
 
 SECRET = "a secret of more than thirty-two bytes"
 STATS = "/api/v1/queues/q/stats"
@@ -29,7 +31,8 @@ STATS = "/api/v1/queues/q/stats"
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("auth")) as made:
+    # whoever asks for every route with a wrong credential would be refused unheard soon
+    with world(tmp_path_factory.mktemp("auth"), login_failures_max="0") as made:
         yield made
 
 
@@ -155,9 +158,7 @@ def test_every_route_but_the_open_ones_needs_a_credential(web: World) -> None:
                 rightless = none.request(method, url + query, json=_fitting(method, path))
                 # these show everyone what is theirs
                 lists = ("queues", "exchanges", "streams", "bindings", "webhooks")
-                shown = (
-                    path in ("/add_publisher", "/add_consumer", "/api/v1/stats", "/api/v1/insights") or "keys" in path
-                )
+                shown = path in ("/add_publisher", "/add_consumer", "/api/v1/stats", "/api/v1/insights")
                 allowed = shown or (method == "get" and path.removeprefix("/api/v1/") in lists)
                 assert (rightless.status_code == 403) is not allowed, (method, path, rightless.text)
     assert tried > 30
@@ -459,3 +460,82 @@ def test_too_many_wrong_passwords_are_not_listened_to(tmp_path: Path) -> None:
         assert web.admin.get(STATS).status_code == 200
         clock.advance(60_000)
         assert web.client.get(STATS, headers=basic("ada", "pw")).status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "ApiKey"])
+def test_keys_cannot_be_guessed_without_limit(tmp_path: Path, scheme: str) -> None:
+    clock = ManualClock()
+    with world(tmp_path, clock, login_failures_max="3") as web:
+        key = web.key("shop")
+        with web.connect() as kept:
+            # one that is shown on an open connection goes on
+            kept.send(request("GET", STATS, Authorization=f"{scheme} {key}"))
+            assert kept.answer()[0] == 200
+            wrong = [{"Authorization": f"{scheme} guess-{n}"} for n in range(31)]
+            answers = [web.client.get(STATS, headers=headers) for headers in wrong]
+            assert [answer.status_code for answer in answers] == [401] * 30 + [429]
+            assert answers[-1].headers["Retry-After"] == "60"
+            kept.send(request("GET", STATS, Authorization=f"{scheme} {key}"))
+            assert kept.answer()[0] == 200
+        # a right one is not told from a wrong one meanwhile
+        fresh = {"Authorization": f"{scheme} {key}", "Connection": "close"}
+        assert web.client.get(STATS, headers=fresh).status_code == 429
+        clock.advance(60_000)
+        assert web.client.get(STATS, headers=fresh).status_code == 200
+
+
+def test_one_who_repeats_an_old_key_does_not_lock_out_the_others(tmp_path: Path) -> None:
+    with world(tmp_path, login_failures_max="3") as web:
+        statuses = [web.client.get(STATS, headers=bearer("revoked-long-ago")).status_code for _ in range(100)]
+        assert statuses == [401] * 3 + [429] * 97
+        assert web.large("shop").get(STATS).status_code == 200
+
+
+def test_wrong_keys_over_the_line_protocol_do_not_lock_out_right_ones(tmp_path: Path) -> None:
+    with world(tmp_path, login_failures_max="3", line_port=0) as web:
+        line = int(web.server.addresses["line"].rpartition(":")[2])
+
+        def log_in(key: str) -> str:
+            with socket.create_connection(("127.0.0.1", line), 30) as peer:
+                peer.sendall(f"AUTH {key}\n".encode())
+                return peer.makefile().readline().strip()
+
+        refused = "Error: too many logins failed; try again later"
+        assert [log_in("old.key") for _ in range(5)] == ["Error: invalid API key"] * 3 + [refused] * 2
+        assert log_in("other.key") == "Error: invalid API key"
+        assert log_in(web.key("shop")) == "Authenticated successfully"
+        # one count serves all protocols
+        assert web.client.get(STATS, headers=bearer("old.key")).status_code == 429
+
+
+def test_leaving_before_the_answer_counts_as_a_failure(tmp_path: Path) -> None:
+    with world(tmp_path, login_failures_max="3") as web:
+        web.inside(lambda s: s.access.set_user("ada", password="pw", tenants={"default": FULL}))
+        for number in range(3):
+            with web.connect() as peer:
+                peer.send(request("GET", STATS, **basic("ada", f"guess {number}")))
+        end = time.monotonic() + 30
+        while not web.inside(lambda s: s._logins.failed.refused("127.0.0.1", "ada", s.clock.mono_ms())):
+            assert time.monotonic() < end
+        assert web.client.get(STATS, headers=basic("ada", "pw")).status_code == 429
+
+
+def test_a_user_name_that_is_no_text_is_a_failure_like_others(tmp_path: Path) -> None:
+    with world(tmp_path, login_failures_max="3", line_port=0) as web:
+        line = int(web.server.addresses["line"].rpartition(":")[2])
+        answers = []
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", line), 30) as peer:
+                peer.sendall(b"AUTH caf\xe9 secret\n")
+                answers.append(peer.makefile().readline().strip())
+        assert answers == ["Error: invalid user name or password"] * 3 + [
+            "Error: too many logins failed; try again later"
+        ]
+        assert len(web.lines("login_failed")) == 3
+        amqp = int(web.server.addresses["amqp"].rpartition(":")[2])
+        for number in range(4):
+            with socket.create_connection(("127.0.0.1", amqp), 30) as peer:
+                peer.sendall(PROTOCOL + start_ok("gr\xfcn", "wrong").replace(b"gr\xc3\xbcn", b"gr\xfc\xfcn"))
+                while peer.recv(4096):
+                    pass
+            assert len(web.lines("login_failed")) == 3 + min(number + 1, 3)

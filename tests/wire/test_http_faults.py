@@ -166,18 +166,18 @@ class Engine:
         pass
 
 
-def face(defects: list[BaseException], slow: Callable[..., None] | None = None) -> HttpFace:
-    """A face without a server. What takes a while, as verifying passwords does, is given to `slow`."""
+def face(defects: list[BaseException], verify: Callable[..., None] | None = None) -> HttpFace:
+    """A face without a server. Passwords are given to `verify`."""
     clock = SystemClock()
     access = Access(lambda n: b"\x01" * n)
     gatekeeper = Gatekeeper(access, clock, open_to_all=True)
     router = Router(gatekeeper, lambda error, call: defects.append(error))
     gatekeeper.fail = router.fail
-    router.add("GET", "/echo/{name}", _echo, {200: dict})
-    router.add("POST", "/size", _size, {200: int})
+    gatekeeper.verify = verify
+    router.add("GET", "/echo/{name}", _echo, {200: dict}, "session")
+    router.add("POST", "/size", _size, {200: int}, "session")
     made = HttpFace(Turn(Engine(), lambda: None, lambda: None), router.handle, "test")
     made.resume = router.resume
-    made.slow = slow
     made.defect = lambda error, call: defects.append(error)
     made.body_max_bytes = 1_000
     return made
@@ -224,15 +224,16 @@ def test_no_bytes_whatsoever_are_a_defect(pieces: list[bytes], step: int) -> Non
     slow: list[tuple[Any, Any]] = []
     for size in (len(data) or 1, step):
         defects: list[BaseException] = []
-        http = face(defects, lambda work, done: slow.append((work, done)))
+        http = face(defects, lambda peer, user, check, done: slow.append((check, done)))
         transport = Transport()
         connection: Any = http.connect()
         connection.connection_made(transport)
         for at in range(0, len(data), size):
             connection.data_received(data[at : at + size])
             while slow:
-                work, done = slow.pop()
-                done(work())
+                check, done = slow.pop()
+                check.run()
+                done("checked")
         assert not defects
         assert b"HTTP/1.1 5" not in transport.sent
         answers.append([line.split()[1] for line in transport.sent.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rookery.wire import http_openapi, rest_ops
 from tests.wire.http_world import ADMIN, World, request, world
+
+JSON = {"Accept": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,25 @@ def test_metrics_name_so_many_queues_and_no_more(web: World, monkeypatch: pytest
     text = client.get("/metrics").text
     assert text.count("rookery_queue_ready{") == 2
     assert "rookery_queues_omitted 3" in text
+
+
+def test_metrics_asked_for_at_once_share_their_sums(web: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_ops, "STEP_QUEUES", 3)
+    monkeypatch.setattr(rest_ops, "TOTALS_QUEUES_PER_MS", 1 << 30)
+    client = web.large("summed")
+    for n in range(20):
+        client.post(f"/api/v1/queues/q{n}/publish", json={"message": n})
+    expected = web.inside(
+        lambda server: sum(
+            int(queue.published)
+            for tenant in server.engine.shard.tenants.values()
+            for queue in tenant.queues.values()
+            if tenant.name != "rookery"
+        )
+    )
+    with ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(lambda _: web.client.get("/metrics", headers=JSON).json(), range(40)))
+    assert {answer["totals"]["published"] for answer in shown} == {expected}
 
 
 @pytest.mark.row("S2-28")

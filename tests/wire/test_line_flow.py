@@ -208,6 +208,25 @@ def test_a_line_that_is_too_long_is_passed_over(broker: Broker, peer: Peer) -> N
     assert broker.face.partial_bytes == 0
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("guest", [True, False])
+def test_a_long_url_does_not_let_a_page_speak(broker: Broker, whole: bool, guest: bool) -> None:
+    """The first line of its request is passed over; what follows must not be taken for commands."""
+    broker.face.line_max_bytes = 10_000
+    if not guest:
+        broker.guest = None
+    page = Peer(broker)
+    head = b"POST /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    data = head + b"AUTH clerk guess\nDECLARE_QUEUE pages\nPING\n"
+    for at in range(0, len(data), len(data) if whole else 3_000):
+        page.connection.data_received(data[at : at + (len(data) if whole else 3_000)])
+    (line,) = page.lines()
+    assert line.startswith("Error: a line must not be longer than")
+    assert page.transport.closed
+    assert "pages" not in broker.tenant.queues
+    assert broker.face.partial_bytes == 0
+
+
 def test_the_start_of_a_large_line_counts_as_memory(broker: Broker, peer: Peer) -> None:
     broker.shard.memory_bytes_max = 100_000
     other = Peer(broker)
@@ -323,7 +342,7 @@ def test_a_peer_that_goes_during_its_login_leaves_nothing(broker: Broker, peer: 
 def test_a_peer_that_does_not_log_in_is_bounded_and_dropped(broker: Broker) -> None:
     broker.guest = None
     peer = Peer(broker)
-    peer.connection.data_received(b"a" * (FIRST_LINE_MAX_BYTES + 1) + b"\n")
+    peer.connection.data_received(b"AUTH " + b"a" * FIRST_LINE_MAX_BYTES + b"\n")
     assert peer.lines() == [f"Error: a line must not be longer than {FIRST_LINE_MAX_BYTES} bytes"]
     broker.pass_time(9_000)
     assert not peer.transport.closed

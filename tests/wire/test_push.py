@@ -42,7 +42,14 @@ class Events:
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer = answer
-        self._lines = answer.iter_lines()
+        self._lines = self._split()
+
+    def _split(self) -> Iterator[str]:
+        """Lines as the specification of events has them: httpx ends them at U+0085 and the like, too."""
+        rest = ""
+        for text in self.answer.iter_text():
+            *lines, rest = (rest + text).split("\n")
+            yield from lines
 
     def block(self) -> dict[str, str]:
         """The fields of the next event; a comment is a field without a name."""

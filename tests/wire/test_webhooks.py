@@ -679,3 +679,99 @@ def test_an_answer_is_read_no_further_than_needed(web: World) -> None:
 def test_the_routes_are_in_the_document(web: World) -> None:
     paths = httpx.get(f"{web.base}/openapi.json", trust_env=False).json()["paths"]
     assert {HOOKS, f"{HOOKS}/{{id}}", f"{HOOKS}/{{id}}/test", f"{HOOKS}/{{id}}/deliveries"} <= set(paths)
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic", "stream"])
+def test_a_webhook_that_is_changed_acts_so_at_once(web: World, receiver: Receiver, kind: str) -> None:
+    path = {"queue": QUEUES, "topic": TOPICS, "stream": STREAMS}[kind] + "/q"
+    if kind == "stream":
+        web.admin.put(f"{STREAMS}/q", json={})
+    way = "subscriptions" if kind == "topic" else "webhooks"
+    made = web.admin.post(f"{path}/{way}", json={"endpoint": receiver.url}).json()
+    publish(web, path, "before")
+    assert json.loads(receiver.next().body) == "before"
+    until(lambda: web.admin.get(HOOKS).json()["webhooks"][0]["delivered"] == 1)
+    document = web.admin.get("/api/v1/definitions").json()
+    (tenant,) = [each for each in document["tenants"] if each["webhooks"]]
+    (hook,) = tenant["webhooks"]
+    with receiving() as other:
+        hook |= {"endpoint": other.url, "secret": "another secret of the webhook"}
+        loaded = web.admin.post("/api/v1/definitions", json=document)
+        assert loaded.status_code in (200, 204), loaded.text
+        shown = web.admin.get(f"{HOOKS}/{made.get('id') or made['subscription_id']}").json()
+        assert shown["endpoint"] == other.url
+        publish(web, path, "after")
+        call = other.next()
+        assert json.loads(call.body) == "after"
+        webhooks.verify("another secret of the webhook", call.headers, call.body)
+        assert receiver.calls.empty()
+        until(lambda: web.admin.get(f"{HOOKS}/{shown['id']}").json()["delivered"] == 1)
+
+
+class Tarpit:
+    """Takes connections, and never says a word. `open` counts those that are there."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1_000)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        self.taken: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        while True:
+            try:
+                self.taken.append(self._socket.accept()[0])
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        for sock in self.taken:
+            sock.close()
+
+
+def test_endpoints_that_never_answer_hold_up_no_other_tenant(tmp_path: Path, receiver: Receiver) -> None:
+    tarpits = [Tarpit() for _ in range(3)]
+    settings: dict[str, Any] = {"store_backend": "journal", "webhook_calls_max": "50", "shutdown_sec": "0"}
+    settings["webhook_allow"] = "127.0.0.0/8"
+    try:
+        for start in ("first", "again"):
+            with world(tmp_path, **settings) as web:
+                slow = web.large("slow")
+                if start == "first":
+                    for number in range(30):
+                        queue = f"{QUEUES}/q{number}"
+                        wanted = {"endpoint": tarpits[number % 3].url, "concurrency": 100, "timeout_ms": 60_000}
+                        assert slow.post(f"{queue}/webhooks", json=wanted).status_code == 201
+                        for n in range(20):
+                            assert slow.post(f"{queue}/publish", json={"message": n}).status_code < 300
+                before = sum(len(tarpit.taken) for tarpit in tarpits)
+                until(lambda web=web: web.inside(lambda s: s._web.webhooks.slots.used) >= 10)
+                quick = web.large("quick")
+                if start == "first":
+                    assert quick.post(f"{QUEUES}/q/webhooks", json={"endpoint": receiver.url}).status_code == 201
+                for number in range(20):
+                    quick.post(f"{QUEUES}/q/publish", json={"message": number})
+                for _ in range(20):
+                    receiver.next()
+                slots = web.web.webhooks.slots
+                assert slots._tenants["slow"] == slots.tenant_max == 10
+                assert max(slots._hosts.values()) <= slots.host_max == 5
+                until(lambda slots=slots: slots.waiting == 30 * 20 - 10)
+                shown = slow.get(HOOKS).json()["webhooks"]
+                assert sum(row["in_flight"] for row in shown) == 10
+                assert sum(row["waiting"] for row in shown) == 30 * 20 - 10
+                until(lambda web=web: "rookery_webhook_calls_waiting 590" in web.client.get("/metrics").text)
+                assert sum(len(tarpit.taken) for tarpit in tarpits) - before <= 10
+                if start == "again":
+                    # one that is deleted gives back what waits, at once
+                    gone = next(row for row in shown if not row["in_flight"])
+                    slow.delete(f"{HOOKS}/{gone['id']}")
+                    until(lambda slots=slots: slots.waiting == 590 - 20)
+                    assert slow.get(f"{QUEUES}/{gone['target']}/stats").json()["ready"] == 20
+    finally:
+        for tarpit in tarpits:
+            tarpit.close()

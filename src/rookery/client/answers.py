@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from rookery import errors
+from rookery.client.http import BrokenAnswer
 from rookery.errors import RookeryError
 
 FULL: Final = frozenset({"limit_exceeded", "queue_full", "memory_limit_exceeded", "store_full"})
@@ -22,7 +23,7 @@ def error_of(status: int, content: bytes) -> RookeryError:
     """The error that an answer stands for."""
     try:
         found = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = {}
     kind = KINDS.get(str(found.get("code"))) or _BY_STATUS.get(status, RookeryError)
     argument = found.get("argument")
@@ -30,6 +31,14 @@ def error_of(status: int, content: bytes) -> RookeryError:
         str(found.get("message") or f"the broker answered {status}"),
         argument=argument if isinstance(argument, str) else None,
     )
+
+
+def read_json(content: bytes) -> Any:
+    """The value of an answer, or of a line of it."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BrokenAnswer(f"the answer is not JSON: {error}") from None
 
 
 def is_passing(status: int, error: RookeryError, for_room: bool) -> bool:

@@ -12,6 +12,8 @@ from rookery.client.address import Address
 from rookery.errors import InvalidArgument
 
 HEAD_MAX_BYTES: Final = 64 * 1024
+HEADERS_MAX: Final = 200
+"""Of the head of an answer, and of the heads of informational answers before it, together."""
 
 
 class BrokenAnswer(http.client.HTTPException, OSError):
@@ -54,6 +56,7 @@ class Incoming:
     __slots__ = (
         "_chunks",
         "_head_bytes",
+        "_headers",
         "_parser",
         "behind",
         "done",
@@ -71,13 +74,14 @@ class Incoming:
         self.done = False
         # what came behind an answer that changes the protocol
         self.behind: bytes | None = None
+        self._head_bytes = 0
+        self._headers = 0
         self._begin()
 
     def _begin(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.head_done = False
-        self._head_bytes = 0
         self._chunks: list[bytes] = []
 
     def feed(self, data: bytes) -> None:
@@ -91,11 +95,19 @@ class Incoming:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self.done = True
-            self.behind = data[upgrade.args[0] :]
+            if self.status == 101:
+                self.behind = data[upgrade.args[0] :]
+            else:
+                self.keep = False
         except httptools.HttpParserError as error:
-            raise BrokenAnswer(f"the answer is not HTTP: {error}") from None
+            if not self.done:
+                raise BrokenAnswer(f"the answer is not HTTP: {error}") from None
+            # the answer was whole; what came behind it is nobody's, and so is the connection from now on
+            self.keep = False
         if not self.head_done and self._head_bytes > HEAD_MAX_BYTES:
             raise BrokenAnswer("the head of the answer is too long")
+        if self._headers > HEADERS_MAX:
+            raise BrokenAnswer(f"the answer has more than {HEADERS_MAX} headers")
 
     def take(self) -> bytes:
         """The content that came since the last call."""
@@ -109,19 +121,31 @@ class Incoming:
         """A header by its name in lower case; empty when there is none."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    # httptools calls these
+    # httptools calls these, also for what comes behind the answer: nothing was asked that it would answer
+
+    def on_message_begin(self) -> None:
+        if self.done:
+            self.keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        self._headers += 1
+        # headers behind the content (trailers) are left out
+        if not self.done and not self.head_done and self._headers <= HEADERS_MAX:
+            self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self.head_done = True
-        self.status = self._parser.get_status_code()
+        if not self.done:
+            self.status = self._parser.get_status_code()
+            # of an informational answer nothing is shown: the head that counts is still to come
+            self.head_done = self.status >= 200 or self.status == 101
 
     def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
+        if not self.done and self.head_done:
+            self._chunks.append(body)
 
     def on_message_complete(self) -> None:
+        if self.done:
+            return
         if self.status < 200 and self.status != 101:
             # the answer proper is still to come
             self._begin()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+import base64
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
 
 from rookery import properties
+from rookery.client.http import BrokenAnswer
 from rookery.core.stream import KEY_HEADER
 from rookery.embed.messages import (
     JSON,
@@ -16,12 +21,44 @@ from rookery.embed.messages import (
     said_times,
 )
 from rookery.properties import Properties
-from rookery.wire.packed import PackedMessage, PackedPublish
+from rookery.wire.packed import PackedMessage, PackedPage, PackedPublish, decode_messages, decode_page
 
 _PLAIN: Final = {
     content_type: properties.encode(Properties(content_type=content_type, delivery_mode=2))
     for content_type in (None, TEXT, JSON)
 }
+
+
+_frame = msgspec.json.Decoder(dict[str, Any]).decode
+_packed = msgspec.msgpack.Decoder(PackedMessage).decode
+
+
+def read_frame(payload: bytes) -> tuple[str, list[PackedMessage]]:
+    """The id and the messages of a frame that a subscription is sent; a frame of another type has none of both."""
+    try:
+        frame = _frame(payload)
+        if frame.get("type") != "messages":
+            return "", []
+        return str(frame["id"]), [_packed(base64.b64decode(each["packed"])) for each in frame["messages"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BrokenAnswer(f"a frame is not as a broker sends it: {error}") from None
+
+
+def read_messages(content: bytes) -> list[PackedMessage]:
+    """The messages of an answer."""
+    return _read(decode_messages, content)  # type: ignore[no-any-return]
+
+
+def read_page(content: bytes) -> PackedPage:
+    """The records of an answer."""
+    return _read(decode_page, content)  # type: ignore[no-any-return]
+
+
+def _read(decode: Callable[[bytes], Any], content: bytes) -> Any:
+    try:
+        return decode(content)
+    except (ValueError, RecursionError) as error:
+        raise BrokenAnswer(f"the answer is not as a broker sends it: {error}") from None
 
 
 def pack(value: object, headers: dict[str, object] | None = None) -> PackedPublish:

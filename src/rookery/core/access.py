@@ -42,6 +42,7 @@ from rookery.core.credentials import (
     base64url,
     hash_password,
     split_key,
+    stored_rights,
     typed_id,
     unmatched_hash,
     utf8,
@@ -158,9 +159,9 @@ class Access:
     def put(self, operation: str, details: Mapping[str, Any]) -> None:
         """Make a change again that `on_change` told of."""
         if operation == "key":
-            self.put_key(msgspec.convert(details["key"], ApiKey))
+            self.put_key(msgspec.convert(_stored_key(details["key"]), ApiKey))
         elif operation == "user":
-            self.put_user(msgspec.convert(details["user"], User))
+            self.put_user(msgspec.convert(_stored_user(details["user"]), User))
         elif operation == "drop-key":
             if details["kid"] in self._keys:
                 self.revoke_key(details["kid"])
@@ -170,7 +171,7 @@ class Access:
         elif operation == "drop-access":
             self.drop_tenant(details["of"])
         else:
-            self.load(details["access"])
+            self.load(details["access"], stored=True)
 
     def revoke_key(self, kid: str, *, tenant: str | None = None) -> ApiKey:
         """Remove a key for good; with `tenant`, only if it is that tenant's. Its next use fails."""
@@ -259,6 +260,10 @@ class Access:
         """All users by name; the built-in guest is not among them."""
         return tuple(self._users[name] for name in sorted(self._users))
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a user or a key of this name. One that is not known may be a secret, given by mistake."""
+        return self._password_of(name) is not self._nobody
+
     def password_check(self, name: str, password: str) -> PasswordCheck | None:
         """The slow part of `check_user` for these two, to be run elsewhere; None when there is none."""
         stored = self._password_of(name)
@@ -282,7 +287,7 @@ class Access:
         Unauthenticated; a right one without rights in the tenant is AccessRefused. `loopback` says whether the peer
         is on this machine. `check` is what `password_check` gave; without it the password is verified here.
         """
-        if name == GUEST and (self._guest == "off" or (self._guest == "loopback" and not loopback)):
+        if name == GUEST and not self.guest_may_come(loopback):
             raise Unauthenticated(f"user '{GUEST}' may not connect from here")
         stored = self._password_of(name)
         if stored is not None:
@@ -294,7 +299,7 @@ class Access:
         if name == GUEST:
             if not hmac.compare_digest(utf8(password), GUEST.encode()):
                 raise Unauthenticated(_BAD_USER)
-            return _enter(GUEST, {DEFAULT_TENANT: FULL}, tenant, admin=False, stamp=GUEST.encode())
+            return _guest(tenant)
         if name == FIXED_KEY_ID:
             principal = self._fixed_principal(password)
         else:
@@ -304,6 +309,10 @@ class Access:
         if tenant is not None and principal.tenant != tenant:
             _refuse_tenant(name, tenant)
         return principal
+
+    def guest_may_come(self, loopback: bool) -> bool:
+        """Whether the guest may come at all from this machine, or from another."""
+        return self._guest == "any" or (self._guest == "loopback" and loopback)
 
     def check_certified(self, name: str, tenant: str | None) -> Principal:
         """Who a peer is inside `tenant` whose certificate, verified elsewhere, is for the user `name`."""
@@ -352,13 +361,29 @@ class Access:
         state: dict[str, Any] = msgspec.to_builtins(_State(1, list(self._keys.values()), list(self._users.values())))
         return state
 
-    def load(self, data: Mapping[str, object]) -> None:
-        """Hold exactly what an `export` gave, in place of everything held now. On an error nothing changes."""
+    def problems(self) -> list[dict[str, str]]:
+        """The stored rights whose patterns cannot be used: they deny. Each with its holder, and why."""
+        held = [("key", key.kid, key.tenant, key.rights) for key in self._keys.values()]
+        for user in self._users.values():
+            held += [("user", user.name, tenant, rights) for tenant, rights in user.tenants.items()]
+        return [
+            {"kind": kind, "name": name, "tenant": tenant, "right": right, "reason": reason}
+            for kind, name, tenant, rights in held
+            for right, reason in rights.problems()
+        ]
+
+    def load(self, data: Mapping[str, object], *, stored: bool = False) -> None:
+        """Hold exactly what an `export` gave, in place of everything held now. On an error nothing changes.
+
+        What was `stored` may have patterns of an earlier version that this one does not know; they deny.
+        """
         try:
-            state = msgspec.convert(data, _State)
+            state = msgspec.convert(_stored_state(data), _State)
         except msgspec.ValidationError as error:
             path = str(error).partition(" - at `$.")[2].rstrip("`")
             raise InvalidArgument(str(error), argument=path or "data") from None
+        if not stored:
+            _refuse_unusable(state)
         for field, names in (("keys", [key.kid for key in state.keys]), ("users", [user.name for user in state.users])):
             repeated = [name for name, count in Counter(names).items() if count > 1]
             if repeated:
@@ -452,6 +477,43 @@ class Access:
         return hmac.digest(self._cache_key, stored.salt + stored.digest + utf8(password), "sha256")
 
 
+def _stored_key(row: Any) -> Any:
+    return {**row, "rights": stored_rights(row.get("rights"))} if isinstance(row, dict) else row
+
+
+def _stored_user(row: Any) -> Any:
+    if not isinstance(row, dict) or not isinstance(row.get("tenants"), dict):
+        return row
+    return {**row, "tenants": {tenant: stored_rights(rights) for tenant, rights in row["tenants"].items()}}
+
+
+def _stored_state(data: Mapping[str, object]) -> Mapping[str, object]:
+    if not isinstance(data, dict):
+        return data
+    keys, users = data.get("keys"), data.get("users")
+    state = dict(data)
+    if isinstance(keys, list):
+        state["keys"] = [_stored_key(row) for row in keys]
+    if isinstance(users, list):
+        state["users"] = [_stored_user(row) for row in users]
+    return state
+
+
+def _refuse_unusable(state: _State) -> None:
+    """Raise if patterns of the rights cannot be used, and name all whose they are."""
+    found: list[tuple[str, str]] = []
+    for index, key in enumerate(state.keys):
+        for right, why in key.rights.problems():
+            found.append((f"keys[{index}].rights", f"{right} of key {key.kid!r}: {why}"))
+    for index, user in enumerate(state.users):
+        for tenant, rights in user.tenants.items():
+            for right, why in rights.problems():
+                found.append((f"users[{index}].tenants", f"{right} of user {user.name!r} in {tenant!r}: {why}"))
+    if found:
+        text = "; ".join(text for _, text in found)
+        raise InvalidArgument(f"these patterns cannot be used: {text}", argument=found[0][0])
+
+
 def _enter(name: str, tenants: Mapping[str, Rights], tenant: str | None, *, admin: bool, stamp: bytes) -> Principal:
     if tenant is None:
         tenant = next(iter(tenants)) if len(tenants) == 1 else DEFAULT_TENANT
@@ -459,6 +521,13 @@ def _enter(name: str, tenants: Mapping[str, Rights], tenant: str | None, *, admi
     if rights is None:
         _refuse_tenant(name, tenant)
     return Principal(name, tenant, rights, admin, stamp=stamp)
+
+
+def _guest(tenant: str | None) -> Principal:
+    """The built-in guest."""
+    if tenant is not None and tenant != DEFAULT_TENANT:
+        _refuse_tenant(GUEST, tenant)
+    return Principal(GUEST, DEFAULT_TENANT, FULL, stamp=GUEST.encode(), anonymous=True)
 
 
 def _refuse_tenant(name: str, tenant: str) -> NoReturn:

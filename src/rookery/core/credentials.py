@@ -11,12 +11,13 @@ import base64
 import hashlib
 import hmac
 import re
-import warnings
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
+from rookery.core import patterns
 from rookery.errors import AccessRefused, InvalidArgument, InvalidName, LimitExceeded
 
 Action = Literal["configure", "write", "read"]
@@ -27,7 +28,7 @@ FIXED_KEY_ID: Final = "API_KEY"  # the user name under which the fixed admin key
 TENANTS_PER_USER_MAX: Final = 1_000
 NOTE_CHARS_MAX: Final = 255
 NAME_BYTES_MAX: Final = 255
-PATTERN_CHARS_MAX: Final = 1_024
+PATTERN_CHARS_MAX: Final = patterns.CHARS_MAX
 MATCHED_CHARS_MAX: Final = 1_024
 PASSWORD_BYTES_MAX: Final = 1_024
 KID_BYTES: Final = 8
@@ -44,24 +45,31 @@ _KEY_TEXT: Final = re.compile(r"([A-Za-z0-9_-]{11})\.([A-Za-z0-9_-]{22})")
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-@lru_cache(maxsize=4_096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `[[` and the like: legal, though Python may read it otherwise one day
-        return re.compile(pattern)
+_PATTERNS: Final = patterns.PatternCache(patterns_max=4_096, states_max=65_536)
 
 
 @lru_cache(maxsize=16_384)
 def _matches(pattern: str, name: str) -> bool:
     # Python's `$` also matches before a final newline, so `^orders$` would grant "orders\n".
-    return _compiled(pattern).search(name.replace("\n", "\0")) is not None
+    try:
+        return _PATTERNS.get(pattern).search(name.replace("\n", "\0"))
+    except patterns.PatternError:
+        return False
+
+
+def _problem(pattern: str) -> str:
+    """Why this cannot be used as a pattern; empty when it can."""
+    try:
+        _PATTERNS.get(pattern)
+    except patterns.PatternError as error:
+        return str(error)
+    return ""
 
 
 class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Three regular expressions over names, *searched* as in RabbitMQ: `orders` also grants `old-orders-2`.
 
-    Write `^orders$` for that one name. The empty pattern and `^$` grant nothing, `.*` everything. Whoever may set
-    rights is trusted with the time their patterns take.
+    Write `^orders$` for that one name. The empty pattern and `^$` grant nothing, `.*` everything.
     """
 
     configure: str
@@ -77,10 +85,16 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidArgument(f"{argument} is longer than {PATTERN_CHARS_MAX} characters", argument=argument)
             try:
                 pattern.encode()
-                _compiled(pattern)
-            except (re.error, RecursionError, OverflowError, UnicodeError) as error:
-                text = f"{argument} is not a regular expression: {error}"
+            except UnicodeError:
+                text = f"{argument} must be text that UTF-8 can carry"
                 raise InvalidArgument(text, argument=argument) from None
+        for argument, problem in self.problems():
+            raise InvalidArgument(f"{argument} is not a valid pattern: {problem}", argument=argument)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The patterns that cannot be used and so grant nothing, and why: only stored rights may have such."""
+        found = [(argument, _problem(getattr(self, argument))) for argument in ("configure", "write", "read")]
+        return [(argument, problem) for argument, problem in found if problem]
 
     def allow(self, action: Action, name: str) -> bool:
         """Whether `action` on `name` is granted. The default exchange, which has no name, counts as `amq.default`."""
@@ -103,11 +117,28 @@ FULL: Final = Rights(configure=".*", write=".*", read=".*")
 NONE: Final = Rights(configure="^$", write="^$", read="^$")
 
 
+def stored_rights(row: Any) -> Any:
+    """Rights as they were written down, perhaps by a version that took patterns which this one does not: those deny.
+
+    What is not the shape of rights is returned as it is, for whoever validates the document around it.
+    """
+    if not isinstance(row, Mapping) or set(row) != set(Rights.__struct_fields__):
+        return row
+    refused = {name: text for name, text in row.items() if isinstance(text, str) and _problem(text)}
+    if not refused:
+        return row
+    rights = msgspec.convert({name: "^$" if name in refused else text for name, text in row.items()}, Rights)
+    for name, text in refused.items():
+        msgspec.structs.force_setattr(rights, name, text)
+    return rights
+
+
 class Principal(msgspec.Struct, frozen=True):
     """Someone who proved who they are, inside one tenant.
 
     `stamp` ties it to the credential it came from. A face that vouches for someone itself (a JWT, or authentication
-    switched off) leaves it empty: `still_valid` then looks at `expires_ms` only.
+    switched off) leaves it empty: `still_valid` then looks at `expires_ms` only. `anonymous` is whoever proved nothing:
+    with authentication off, or by the well-known password of the guest. A name never says that: a token may have any.
     """
 
     name: str
@@ -117,6 +148,7 @@ class Principal(msgspec.Struct, frozen=True):
     key_id: str | None = None
     expires_ms: int | None = None
     stamp: bytes = b""
+    anonymous: bool = False
 
     def may(self, action: Action, name: str) -> bool:
         return self.rights.allow(action, name)
@@ -267,6 +299,11 @@ class PasswordCheck:
             self._outcome = verify_password(self._password, self._stored)
         return self._outcome
 
+    @property
+    def key(self) -> object:
+        """Equal for checks of the same password against the same hash."""
+        return (self._password, self._stored)
+
     def covers(self, password: str, stored: PasswordHash) -> bool:
         """Whether this is a check of that very password against that very hash."""
         return self._password == password and self._stored == stored
@@ -304,3 +341,8 @@ def split_key(text: str) -> tuple[str, bytes]:
         if base64url(secret) == shape[2]:  # the last character has spare bits: only one spelling counts
             return shape[1], secret
     return "", bytes(SECRET_BYTES)
+
+
+def key_label(token: str) -> str:
+    """What failures with a key or a JWT are counted under: each under its own, none of which tells the secret."""
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -198,25 +198,41 @@ def redrive(
     Returns what was (or with `dry_run` would be) redriven and where to. Letters whose origin no longer exists, or is
     full, stay where they are. A redriven message starts with no attempts; its history stays.
     """
+    return [
+        (entry, name) for entry, name in redriving(tenant, queue, limit, chosen, dry_run, target) if name is not None
+    ]
+
+
+def redriving(
+    tenant: Tenant,
+    queue: Queue,
+    limit: int = 0,
+    chosen: Callable[[Entry], bool] | None = None,
+    dry_run: bool = False,
+    target: str | None = None,
+) -> Iterator[tuple[Entry, str | None]]:
+    """The same one letter at a time, with turns between them if need be: each, and where it went, None if nowhere."""
     if limit < 0:
         raise InvalidArgument("limit must not be negative", argument="limit")
     if target is not None:
         tenant.queue(target)
-    done: list[tuple[Entry, str]] = []
+    done = 0
     for entry in _in_turn(queue):
-        if limit and len(done) >= limit:
+        if limit and done >= limit:
             break
         message = entry.message
         deaths = message.route.deaths
         if not message.flags & DEAD or (chosen is not None and not chosen(entry)):
+            yield entry, None
             continue
         origin = tenant.queues.get(deaths[0].queue if target is None else target)
         if origin is None or origin is queue or not origin.has_room_for(1, len(message.body)):
+            yield entry, None
             continue
         if not dry_run:
             _revive(tenant, queue, entry, origin)
-        done.append((entry, origin.name))
-    return done
+        done += 1
+        yield entry, origin.name
 
 
 def _revive(tenant: Tenant, queue: Queue, entry: Entry, origin: Queue) -> None:
@@ -237,6 +253,16 @@ def move(
     tenant: Tenant, queue: Queue, target: Queue, limit: int = 0, chosen: Callable[[Entry], bool] | None = None
 ) -> int:
     """Move ready messages to another queue of the tenant, in order; stops when the target is full. Returns how many."""
+    count = 0
+    for moved in moving(queue, target, limit, chosen):
+        count += moved
+    return count
+
+
+def moving(
+    queue: Queue, target: Queue, limit: int = 0, chosen: Callable[[Entry], bool] | None = None
+) -> Iterator[bool]:
+    """The same one message at a time, with turns between them if need be: whether each was moved."""
     if target is queue:
         raise InvalidArgument("a queue cannot be moved into itself", argument="target")
     if limit < 0:
@@ -246,12 +272,13 @@ def move(
         if limit and moved >= limit:
             break
         if chosen is not None and not chosen(entry):
+            yield False
             continue
         message = entry.message
-        if not target.has_room_for(1, len(message.body)):
+        if target.deleted or not target.has_room_for(1, len(message.body)):
             break
         # a message is written once, so what moves is a new one
-        moving = Message(
+        again = Message(
             message.route,
             message.props,
             message.body,
@@ -260,9 +287,21 @@ def move(
             message.expires_ms,
             message.flags & 255,
         )
-        make_lasting([target], moving)
+        make_lasting([target], again)
         queue.remove(entry)
         queue.moved_out += 1
-        target.accept(moving, True)
+        target.accept(again, True)
         moved += 1
-    return moved
+        yield True
+
+
+def purging(queue: Queue) -> Iterator[int]:
+    """Remove every entry that is ready now, one at a time, with turns between them if need be: how many each time."""
+    ready = int(queue.ready)
+    entries = queue.purge_paged()
+    yield ready - int(queue.ready)
+    for entry in entries:
+        if entry.state == READY or entry.state == PARKED:
+            queue.remove(entry)
+            queue.purged += 1
+            yield 1

@@ -1,12 +1,16 @@
 """Deduplication: publishers' keys, remembered for a window, each with the id of the message it first named.
 
-Keys are scoped by the queue or exchange they were published to. The oldest go first when a tenant has too many. Keys of
-whole requests, which a client makes up to be able to repeat one whose answer was lost, are kept apart and for minutes
-only, so that they cost publishers' own keys nothing.
+Keys are scoped by the queue or exchange they were published to. The oldest go first when a tenant has too many, or when
+they take too much memory. Keys of whole requests, which a client makes up to be able to repeat one whose answer was
+lost, are kept apart and for minutes only, so that they cost publishers' own keys nothing.
+
+Nothing here takes longer the more keys there are: of those whose time is over, a few go with each new one, and the keys
+of a deleted queue or exchange are unknown at once and go when their turn comes.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 from rookery import properties
@@ -20,6 +24,15 @@ REQUEST: Final = "\0request "
 
 REQUESTS_MAX: Final = 100_000
 REQUEST_WINDOW_MS: Final = 600_000
+
+KEY_BYTES: Final = 400
+"""About how much memory a remembered key takes beside its text."""
+
+KEYS_MAX_BYTES: Final = 1 << 29
+"""How much memory the keys of a tenant may take."""
+
+OLD_PER_KEY: Final = 100
+"""So many keys whose time is over go when one is remembered."""
 
 KEY_HEADER: Final = "x-deduplication-header"
 
@@ -40,44 +53,82 @@ def scope_of(exchange: str, key: str) -> str:
     return "exchange:" + exchange if exchange else "queue:" + key
 
 
+class _Scope:
+    """A queue or exchange that has keys; not `known` any more once it was deleted."""
+
+    __slots__ = ("count", "known", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self.known = True
+
+
 class _Marks:
-    """Keys in the order of their age, and how many there are of each scope."""
+    """Keys in the order of their age. Those of forgotten scopes are among them until they are the oldest."""
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
-        self.all: dict[tuple[str, str], tuple[int, int]] = {}
-        self.scopes: dict[str, int] = {}
+        self.all: OrderedDict[tuple[_Scope, str], tuple[int, int]] = OrderedDict()
+        self.scopes: dict[str, _Scope] = {}
+        self.known = 0
+        self.bytes = 0
+
+    def find(self, scope: str, key: str) -> tuple[int, int] | None:
+        place = self.scopes.get(scope)
+        return None if place is None else self.all.get((place, key))
 
     def put(self, scope: str, key: str, number: int, until_ms: int) -> None:
-        if (scope, key) in self.all:
-            self.drop((scope, key))
-        self.all[scope, key] = (number, until_ms)
-        self.scopes[scope] = self.scopes.get(scope, 0) + 1
+        place = self.scopes.get(scope)
+        if place is None:
+            place = self.scopes[scope] = _Scope(scope)
+        elif (place, key) in self.all:
+            self.drop((place, key))
+            self.scopes[scope] = place
+        self.all[place, key] = (number, until_ms)
+        place.count += 1
+        self.known += 1
+        self.bytes += KEY_BYTES + len(key)
 
-    def drop(self, mark: tuple[str, str]) -> None:
+    def drop(self, mark: tuple[_Scope, str]) -> None:
         del self.all[mark]
-        left = self.scopes[mark[0]] - 1
-        if left:
-            self.scopes[mark[0]] = left
-        else:
-            del self.scopes[mark[0]]
+        self.bytes -= KEY_BYTES + len(mark[1])
+        scope = mark[0]
+        scope.count -= 1
+        if scope.known:
+            self.known -= 1
+            if not scope.count:
+                del self.scopes[scope.name]
 
-    def drop_old(self, now_ms: int) -> int:
+    def drop_old(self, now_ms: int, most: int) -> int:
+        """Drop the oldest keys whose time is over, or whose scope is forgotten, up to so many; how many were known."""
         count = 0
-        while self.all:
+        while self.all and most > 0:
             first = next(iter(self.all))
-            if self.all[first][1] > now_ms:
+            if first[0].known and self.all[first][1] > now_ms:
                 break
+            count += first[0].known
+            most -= 1
             self.drop(first)
-            count += 1
         return count
 
     def drop_surplus(self) -> int:
+        """Drop the oldest while there are too many, or they take too much memory."""
         count = 0
-        while len(self.all) > self.keys_max:
-            self.drop(next(iter(self.all)))
-            count += 1
+        while self.known > self.keys_max or len(self.all) > 2 * self.keys_max or self.bytes > KEYS_MAX_BYTES:
+            first = next(iter(self.all))
+            count += first[0].known
+            self.drop(first)
         return count
+
+    def forget(self, name: str) -> bool:
+        """Forget a scope; whether there was any key."""
+        scope = self.scopes.pop(name, None)
+        if scope is None:
+            return False
+        scope.known = False
+        self.known -= scope.count
+        return True
 
 
 class Dedup:
@@ -99,15 +150,20 @@ class Dedup:
     def keys_max(self, keys_max: int) -> None:
         self._marks.keys_max = keys_max
 
+    @property
+    def bytes(self) -> int:
+        """About how much memory the keys take."""
+        return self._marks.bytes + self._requests.bytes
+
     def __len__(self) -> int:
-        return len(self._marks.all) + len(self._requests.all)
+        return self._marks.known + self._requests.known
 
     def _of(self, key: str) -> _Marks:
         return self._requests if key.startswith(REQUEST) else self._marks
 
     def find(self, scope: str, key: str, now_ms: int) -> int:
         """The number of the message that this key named first, 0 when the key is new or its window is over."""
-        mark = self._of(key).all.get((scope, key))
+        mark = self._of(key).find(scope, key)
         if mark is None or mark[1] <= now_ms:
             return 0
         return mark[0]
@@ -115,7 +171,7 @@ class Dedup:
     def remember(self, scope: str, key: str, number: int, now_ms: int, window_ms: int) -> None:
         marks = self._of(key)
         marks.put(scope, key, number, now_ms + window_ms)
-        old = marks.drop_old(now_ms)
+        old = marks.drop_old(now_ms, OLD_PER_KEY)
         evicted = marks.drop_surplus()
         if old or evicted:
             self.hidden = True
@@ -125,31 +181,30 @@ class Dedup:
     def forget(self, scope: str, key: str) -> None:
         """A key is of no more use."""
         marks = self._of(key)
-        if (scope, key) in marks.all:
-            marks.drop((scope, key))
+        place = marks.scopes.get(scope)
+        if place is not None and (place, key) in marks.all:
+            marks.drop((place, key))
             self.hidden = True
 
     def forget_old(self, now_ms: int) -> None:
         """Drop the oldest keys whose window is over."""
-        if self._marks.drop_old(now_ms) + self._requests.drop_old(now_ms):
+        if self._marks.drop_old(now_ms, len(self._marks.all)) + self._requests.drop_old(
+            now_ms, len(self._requests.all)
+        ):
             self.hidden = True
 
     def forget_scope(self, scope: str) -> bool:
         """A queue or exchange was deleted: a new one of that name starts afresh. Whether there was any key, or a
         journal may have one.
         """
-        found = self.hidden
-        for marks in (self._marks, self._requests):
-            if scope in marks.scopes:
-                found = True
-                for mark in [m for m in marks.all if m[0] == scope]:
-                    marks.drop(mark)
-        return found
+        known = [marks.forget(scope) for marks in (self._marks, self._requests)]
+        return self.hidden or any(known)
 
     def marks(self) -> list[tuple[str, str, int, int]]:
         """(scope, key, number, expires_ms), oldest first, those of requests last."""
         return [
-            (scope, key, number, until)
+            (scope.name, key, number, until)
             for marks in (self._marks, self._requests)
             for (scope, key), (number, until) in marks.all.items()
+            if scope.known
         ]

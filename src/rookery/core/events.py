@@ -21,6 +21,7 @@ from rookery.core import streams
 from rookery.core.snapshots import COUNTERS, dead_count
 from rookery.core.stream import Partition
 from rookery.model import NEVER, PERSISTENT, SAMPLE_SHIFT, SAMPLED, Message, Route
+from rookery.rendering import plain_table
 
 if TYPE_CHECKING:
     from rookery.core.consumers import Subscription
@@ -214,7 +215,7 @@ class Events:
             body = msgspec.json.encode(row)
         except UnicodeEncodeError:
             # a name that came over AMQP; nothing that a peer sends may stop the turn of all
-            body = msgspec.json.encode(_legible(row))
+            body = msgspec.json.encode(plain_table(row))
         message = Message(route, _PROPS, body, shard.new_id(), 0, 0, PERSISTENT)
         synced = shard.log.wants_sync
         partition.append(message)
@@ -317,15 +318,6 @@ def _changes(names: tuple[str, ...], before: list[int] | None, now: list[int]) -
     if before is None:
         return {name: n for name, n in zip(names, now, strict=True) if n}
     return {name: n - old for name, n, old in zip(names, now, before, strict=True) if n != old}
-
-
-def _legible(value: object) -> object:
-    """The same with texts that are all UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {name: _legible(part) for name, part in value.items()}
-    return value
 
 
 _PROPS: Final = properties.encode(properties.Properties(content_type="application/json", delivery_mode=2))

@@ -215,8 +215,12 @@ def group_of(stream: Stream, name: str, create: bool = True) -> Group:
             raise GroupNotFound(f"no group {name!r} of stream {stream.name!r}", argument="group")
         check_name(name, "group")
         if len(stream.groups) >= GROUPS_MAX:
-            raise LimitExceeded(f"stream {stream.name!r} has its {GROUPS_MAX} groups", argument="group")
+            raise LimitExceeded(f"stream {stream.name!r} reached its limit of {GROUPS_MAX} groups", argument="group")
+        tenant = stream.tenant
+        if tenant.is_full(tenant.limits.groups_max, int(tenant.groups)):
+            raise tenant.too_many("consumer groups", "groups_max", "group")
         group = stream.groups[name] = Group(name, stream)
+        tenant.groups += 1
     return group
 
 
@@ -231,4 +235,5 @@ def delete_group(stream: Stream, name: str) -> None:
 def drop_group(stream: Stream, name: str) -> None:
     del stream.groups[name]
     tenant = stream.tenant
+    tenant.groups -= 1
     tenant.shard.log.change("drop-group", tenant.name, {"stream": stream.name, "group": name})

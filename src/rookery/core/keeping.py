@@ -12,13 +12,13 @@ from typing import Final
 
 from rookery.core.entries import Entry
 from rookery.core.queue import Queue
-from rookery.core.topology import Tenant
+from rookery.core.topology import KEPT, Tenant
 from rookery.model import Message
 
 TOPICS: Final = "amq.topic"
 """The exchange on which topics of the embedded face, MQTT topics and AMQP bindings meet."""
 
-PREFIX: Final = "amq.kept."
+PREFIX: Final = KEPT
 KEEP_MS: Final = 7 * 86_400_000
 
 
@@ -33,6 +33,9 @@ def keep(tenant: Tenant, key: str) -> None:
     name = name_of(key)
     if name in tenant.queues or any(word in ("*", "#") for word in key.split(".")):
         return
+    most = tenant.limits.kept_topics_max
+    if most and tenant.kept_topics >= most:
+        raise tenant.too_many("kept topics", "kept_topics_max", "topic")
     settings = {"ttl_ms": KEEP_MS, "ordered": False, "max_attempts": 0}
     queue, _ = tenant.declare_queue(name, settings, "embedded")
     tenant.bind(TOPICS, queue, key)

@@ -7,11 +7,11 @@ policies take no part in redeclare equivalence, and a policy change reaches queu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from rookery.core.consumers import DISTRIBUTIONS
+from rookery.core.patterns import Pattern, PatternError
 from rookery.core.queue import OVERFLOWS
 from rookery.errors import InvalidArgument, InvalidType
 
@@ -190,9 +190,15 @@ def _check_text(name: str, value: str, longest: int) -> None:
 
 
 class Policy:
-    """Settings for every queue whose name the pattern matches; of several, the one with the highest priority counts."""
+    """Settings for every queue whose name the pattern matches; of several, the one with the highest priority counts.
 
-    def __init__(self, name: str, pattern: str, settings: Mapping[str, object], priority: int = 0) -> None:
+    A policy that was `stored` by an earlier version may have a pattern that this one refuses: then `problem` says why,
+    and it matches nothing.
+    """
+
+    def __init__(
+        self, name: str, pattern: str, settings: Mapping[str, object], priority: int = 0, *, stored: bool = False
+    ) -> None:
         for argument, value, wanted in (
             ("policy", name, str),
             ("pattern", pattern, str),
@@ -202,10 +208,15 @@ class Policy:
                 raise InvalidType(
                     f"{argument} must be {wanted.__name__}, not {type(value).__name__}", argument=argument
                 )
+        self.problem = ""
+        self._compiled: Pattern | None = None
         try:
-            self._regex = re.compile(pattern)
-        except re.error as error:
-            raise InvalidArgument(f"pattern is not a regular expression: {error}", argument="pattern") from None
+            self._compiled = Pattern(pattern)
+        except PatternError as error:
+            if not stored:
+                raise InvalidArgument(f"pattern is not valid: {error}", argument="pattern") from None
+            self.problem = str(error)
+        self.states = 0 if self._compiled is None else self._compiled.states
         self.settings = check_settings(settings)
         for fixed in FIXED_AT_DECLARE & self.settings.keys():
             raise InvalidArgument(f"a policy cannot change {fixed}", argument=fixed)
@@ -213,8 +224,13 @@ class Policy:
         self.pattern = pattern
         self.priority = priority
 
+    @property
+    def steps(self) -> int:
+        """What matching has cost so far (`Pattern.steps`)."""
+        return self._compiled.steps if self.states and self._compiled is not None else 0
+
     def matches(self, queue: str) -> bool:
-        return self._regex.search(queue) is not None
+        return self._compiled is not None and self._compiled.search(queue)
 
     def as_dict(self) -> dict[str, object]:
         return {"name": self.name, "pattern": self.pattern, "priority": self.priority, "settings": dict(self.settings)}

@@ -661,14 +661,18 @@ class Queue:
 
     def purge(self) -> int:
         """Remove every ready entry; returns how many."""
+        n = self.ready
+        for entry in self.purge_paged():
+            self.remove(entry)
+            self.purged += 1
+        return int(n)
+
+    def purge_paged(self) -> list[Entry]:
+        """Remove the ready entries that are not in memory; those that are."""
         n = self.lines.forget_paged(True)
         self.ready -= n
         self.purged += n
-        for entry in self.ready_in_memory():
-            self.remove(entry)
-            self.purged += 1
-            n += 1
-        return int(n)
+        return self.ready_in_memory()
 
     def empty(self) -> None:
         """The queue is being deleted: everything in it is purged, leases end."""

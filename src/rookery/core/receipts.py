@@ -69,20 +69,23 @@ class Receipts:
         message = shard.message(
             tenant, way, p.props, p.body, p.priority, p.expires_ms, PERSISTENT if p.persistent else 0
         )
-        self._track(p.key, ack_id or _default_id(tenant, message), message)
+        self._track(tenant, p.key, ack_id or _default_id(tenant, message), message)
         shard.post(tenant, way, message, p.due_ms)
         if p.dedup_key:
             tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
         return int(message.id), False
 
-    def _track(self, topic: str, ack_id: str, message: Message) -> None:
+    def _track(self, tenant: Tenant, topic: str, ack_id: str, message: Message) -> None:
         known = self._pending.get((topic, ack_id))
         if known is not None and known.message.refs:
             raise MessageAcknowledged(f"ack id {ack_id!r} is pending on {topic!r} already", argument="ack_id")
-        if len(self._pending) >= self._prune_at:
+        if len(self._pending) >= min(self._prune_at, tenant.limits.receipts_max or self._prune_at):
             # ids whose messages no queue holds any more
             self._pending = {place: p for place, p in self._pending.items() if p.message.refs}
             self._prune_at = 64 + 2 * len(self._pending)
+        most = tenant.limits.receipts_max
+        if most and len(self._pending) >= most:
+            raise tenant.too_many("messages that wait for an ack by id", "receipts_max", "ack_id")
         self._pending[topic, ack_id] = _Pending(message)
 
     # Handing out

@@ -4,8 +4,8 @@ A matcher knows nothing of queues: targets are opaque and told apart by identity
 the bindings and the order in which they were added, never on a hash seed, a clock or chance: it is what trying the
 bindings one after the other would give, each target once.
 
-Every binding is held twice: by its target (so that adding is idempotent and a target can be removed at once) and in the
-index of the matcher's kind (so that matching does not look at bindings that cannot match).
+Every binding is held twice: by its target (`bindings`) and in the index of the matcher's kind (so that matching does
+not look at bindings that cannot match).
 """
 
 from __future__ import annotations
@@ -17,155 +17,21 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
+from rookery.core.arguments import fingerprint, same
+from rookery.core.bindings import Matcher, Owner, Place, Row, alive, cut
 from rookery.errors import InvalidArgument
-from rookery.properties import Timestamp
 
 WEIGHT_MAX: Final = 10_000
 """The heaviest binding of a consistent-hash exchange."""
 
-_DEPTH_MAX: Final = 32
+HASH_TARGETS_MAX: Final = 1_000
+"""The targets of a consistent-hash exchange: each of them is asked for every key."""
 
+REPEATS_MAX: Final = 300
+"""How often a topic exchange may have one word, `*` or `#` behind a `#`: each is tried again at every word of a key."""
 
-@final
-class _Binding:
-    """One binding; `order` rises with every binding added to the matcher."""
-
-    def __init__(self, key: str, arguments: dict[str, object] | None, owner: _Owner, order: i64) -> None:
-        self.key = key
-        self.arguments = arguments
-        self.owner = owner
-        self.order: i64 = order
-        self.next: _Binding | None = None
-        """The next binding of the same key and target, which then differs in its arguments."""
-
-
-@final
-class _Owner:
-    """A target and its bindings by key. `mark` is the number of the last match that took it."""
-
-    def __init__(self, target: object) -> None:
-        self.target = target
-        self.by_key: dict[str, _Binding] = {}
-        self.mark: i64 = 0
-
-
-class Matcher:
-    """The bindings of an exchange. The kinds differ in `match` and in the index behind it."""
-
-    def __init__(self) -> None:
-        self.count: i64 = 0
-        """How many bindings there are."""
-        self.uses_headers: bool = False
-        """Whether `match` looks at headers: then its result may not be cached by key."""
-        self._owners: dict[int, _Owner] = {}
-        self._order: i64 = 0
-        self._mark: i64 = 0
-
-    def match(self, key: str, headers: dict[str, object] | None) -> list[object]:
-        """The targets of a message, each once, in the order of the first binding that led to it."""
-        raise NotImplementedError
-
-    def add(self, key: str, arguments: dict[str, object] | None, target: object) -> bool:
-        """Bind. False, and nothing changed, when the same key, arguments and target are bound already."""
-        self._check(key, arguments)
-        owner = self._owners.get(id(target))
-        if owner is None:
-            owner = _Owner(target)
-            self._owners[id(target)] = owner
-        last: _Binding | None = None
-        here = owner.by_key.get(key)
-        while here is not None:
-            if _same_table(here.arguments, arguments):
-                return False
-            last = here
-            here = here.next
-        self._order += 1
-        binding = _Binding(key, dict(arguments) if arguments else None, owner, self._order)
-        if last is None:
-            owner.by_key[key] = binding
-        else:
-            last.next = binding
-        self.count += 1
-        self._insert(binding)
-        return True
-
-    def remove(self, key: str, arguments: dict[str, object] | None, target: object) -> bool:
-        """Unbind. False when there is no such binding."""
-        owner = self._owners.get(id(target))
-        if owner is None:
-            return False
-        last: _Binding | None = None
-        here = owner.by_key.get(key)
-        while here is not None and not _same_table(here.arguments, arguments):
-            last = here
-            here = here.next
-        if here is None:
-            return False
-        if last is not None:
-            last.next = here.next
-        elif here.next is not None:
-            owner.by_key[key] = here.next
-        else:
-            del owner.by_key[key]
-            if not owner.by_key:
-                del self._owners[id(target)]
-        self.count -= 1
-        self._delete(here)
-        return True
-
-    def remove_target(self, target: object) -> int:
-        """Remove all bindings of a target; how many there were."""
-        owner = self._owners.pop(id(target), None)
-        if owner is None:
-            return 0
-        removed: i64 = 0
-        for first in owner.by_key.values():
-            here: _Binding | None = first
-            while here is not None:
-                self._delete(here)
-                removed += 1
-                here = here.next
-        owner.by_key.clear()
-        self.count -= removed
-        return removed
-
-    def bindings(self) -> list[tuple[str, dict[str, object] | None, object]]:
-        """Every binding as (key, arguments, target), in the order they were added; no arguments are None."""
-        return [(b.key, b.arguments, b.owner.target) for b in self._in_order()]
-
-    def _in_order(self) -> list[_Binding]:
-        every: list[_Binding] = []
-        for owner in self._owners.values():
-            for first in owner.by_key.values():
-                here: _Binding | None = first
-                while here is not None:
-                    every.append(here)
-                    here = here.next
-        every.sort(key=_order_of)
-        return every
-
-    def _targets(self, bindings: list[_Binding]) -> list[object]:
-        """The targets of bindings that are in order, each once."""
-        self._mark += 1
-        mark = self._mark
-        targets: list[object] = []
-        for binding in bindings:
-            owner = binding.owner
-            if owner.mark != mark:
-                owner.mark = mark
-                targets.append(owner.target)
-        return targets
-
-    def _check(self, key: str, arguments: dict[str, object] | None) -> None:
-        """Raise InvalidArgument for a binding this kind does not take."""
-
-    def _insert(self, binding: _Binding) -> None:
-        """Put a new binding, later than all others, into the index."""
-        raise NotImplementedError
-
-    def _delete(self, binding: _Binding) -> None:
-        """Take a binding out of the index."""
-        raise NotImplementedError
+FEW_RULES: Final = 8
+"""So many bindings of a headers exchange are tried one after the other; of more, only those that may match."""
 
 
 @final
@@ -173,18 +39,21 @@ class DirectMatcher(Matcher):
     """The key is equal to the binding's."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._by_key: dict[str, list[_Binding]] = {}
+        super().__init__(True)
+        self._by_key: dict[str, list[Place]] = {}
 
     def match(self, key: str, headers: dict[str, object] | None) -> list[object]:
-        bindings = self._by_key.get(key)
-        return [] if bindings is None else self._targets(bindings)
+        places = self._by_key.get(key)
+        return [] if places is None else alive(places)
 
-    def _insert(self, binding: _Binding) -> None:
-        _put(self._by_key, binding)
+    def _insert(self, place: Place) -> None:
+        _put(self._by_key, place)
 
-    def _delete(self, binding: _Binding) -> None:
-        _take(self._by_key, binding)
+    def _delete(self, place: Place) -> None:
+        _take(self._by_key, place)
+
+    def _list_of(self, place: Place) -> list[Place] | None:
+        return self._by_key[place.key]
 
 
 @final
@@ -192,24 +61,20 @@ class FanoutMatcher(Matcher):
     """Every target, whatever the key."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._every: list[object] | None = []
-        """All targets in order; None after a removal, until the next match needs it."""
+        super().__init__(False)
+        self._every: list[Place] = []
 
     def match(self, key: str, headers: dict[str, object] | None) -> list[object]:
-        every = self._every
-        if every is None:
-            every = self._targets(self._in_order())
-            self._every = every
-        return every.copy()
+        return alive(self._every)
 
-    def _insert(self, binding: _Binding) -> None:
-        owner = binding.owner
-        if self._every is not None and len(owner.by_key) == 1 and owner.by_key[binding.key] is binding:
-            self._every.append(owner.target)
+    def _insert(self, place: Place) -> None:
+        self._every.append(place)
 
-    def _delete(self, binding: _Binding) -> None:
-        self._every = None
+    def _delete(self, place: Place) -> None:
+        cut(self._every, place)
+
+    def _list_of(self, place: Place) -> list[Place] | None:
+        return self._every
 
 
 @final
@@ -220,7 +85,7 @@ class _Node:
         self.words: dict[str, _Node] = {}
         self.star: _Node | None = None
         self.hash: _Node | None = None
-        self.bindings: list[_Binding] = []
+        self.bindings: list[Place] = []
         self.many = many
         """This place was reached by `#`: it takes any number of further words and stays where it is."""
         self.mark: i64 = 0
@@ -241,34 +106,36 @@ class TopicMatcher(Matcher):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._exact: dict[str, list[_Binding]] = {}
+        super().__init__(True)
+        self._exact: dict[str, list[Place]] = {}
         self._root = _Node(False)
         self._first: i64 = 0
         """The number of the first step of the present walk."""
+        self._behind: dict[str, int] = {}
+        """How many places of the trie behind a `#` are reached by each word."""
 
     def match(self, key: str, headers: dict[str, object] | None) -> list[object]:
         exact = self._exact.get(key)
         if self._root.is_end():
-            return [] if exact is None else self._targets(exact)
-        groups: list[list[_Binding]] = []
+            return [] if exact is None else alive(exact)
+        groups: list[list[Place]] = []
         if exact is not None:
             groups.append(exact)
         self._walk(key, groups)
         if not groups:
             return []
         if len(groups) == 1:
-            return self._targets(groups[0])
-        found: list[_Binding] = []
+            return alive(groups[0])
+        found: list[Place] = []
         for group in groups:
             found.extend(group)
         if len(found) > 8:
             found.sort(key=_order_of)
         else:
             _sort_few(found)
-        return self._targets(found)
+        return self._merged(found)
 
-    def _walk(self, key: str, groups: list[list[_Binding]]) -> None:
+    def _walk(self, key: str, groups: list[list[Place]]) -> None:
         """Collect the bindings of every pattern in the trie that matches."""
         self._mark += 1
         self._first = self._mark
@@ -292,7 +159,7 @@ class TopicMatcher(Matcher):
                 here = there
         groups.extend([node.bindings for node in here if node.bindings])
 
-    def _enter(self, node: _Node, places: list[_Node], groups: list[list[_Binding]]) -> None:
+    def _enter(self, node: _Node, places: list[_Node], groups: list[list[Place]]) -> None:
         """Add a place, and the one behind its `#`, which may match no word, to those the walk goes on from."""
         if node.mark == self._mark:
             return
@@ -308,45 +175,83 @@ class TopicMatcher(Matcher):
             else:
                 self._enter(behind, places, groups)
 
-    def _insert(self, binding: _Binding) -> None:
-        words = _pattern(binding.key)
+    def _insert(self, place: Place) -> None:
+        words = _pattern(place.key)
         if words is None:
-            _put(self._exact, binding)
-        else:
-            node = self._root
-            for word in words:
-                node = _grow(node, word)
-            node.bindings.append(binding)
-
-    def _delete(self, binding: _Binding) -> None:
-        words = _pattern(binding.key)
-        if words is None:
-            _take(self._exact, binding)
+            _put(self._exact, place)
             return
+        node = self._root
+        behind = False
+        for word in words:
+            if behind and _child(node, word) is None:
+                self._behind[word] = self._behind.get(word, 0) + 1
+            node = _grow(node, word)
+            behind = behind or word == "#"
+        node.bindings.append(place)
+
+    def refusal(self, key: str, target: object) -> str:
+        words = _pattern(key)
+        if words is None or "#" not in words[:-1]:
+            return ""
+        node: _Node | None = self._root
+        more: dict[str, int] = {}
+        behind = False
+        for word in words:
+            node = None if node is None else _child(node, word)
+            if behind and node is None:
+                more[word] = more.get(word, 0) + 1
+                if self._behind.get(word, 0) + more[word] > REPEATS_MAX:
+                    return f"{REPEATS_MAX} patterns with {word!r} behind a '#'"
+            behind = behind or word == "#"
+        return ""
+
+    def _delete(self, place: Place) -> None:
+        words = _pattern(place.key)
+        if words is None:
+            _take(self._exact, place)
+            return
+        path = self._path(words)
+        cut(path[-1].bindings, place)
+        for i in range(len(words) - 1, -1, -1):
+            if path[i + 1].bindings or not path[i + 1].is_end():
+                return
+            _prune(path[i], words[i])
+            if "#" in words[:i]:
+                left = self._behind[words[i]] - 1
+                if left:
+                    self._behind[words[i]] = left
+                else:
+                    del self._behind[words[i]]
+
+    def _list_of(self, place: Place) -> list[Place] | None:
+        words = _pattern(place.key)
+        return self._exact[place.key] if words is None else self._path(words)[-1].bindings
+
+    def _path(self, words: list[str]) -> list[_Node]:
+        """The nodes of a pattern that is bound, from the root on."""
         path = [self._root]
         for word in words:
             node = _child(path[-1], word)
             assert node is not None
             path.append(node)
-        _cut(path[-1].bindings, binding)
-        for i in range(len(words) - 1, -1, -1):
-            if path[i + 1].bindings or not path[i + 1].is_end():
-                return
-            _prune(path[i], words[i])
+        return path
 
 
 @final
 class _Rule:
     """What a binding asks of the headers, taken apart once."""
 
-    def __init__(self, binding: _Binding) -> None:
-        arguments = binding.arguments if binding.arguments is not None else {}
+    def __init__(self, row: Row, owner: Owner) -> None:
+        arguments = row.arguments if row.arguments is not None else {}
         mode = arguments.get("x-match", "all")
         with_x = mode == "all-with-x" or mode == "any-with-x"
-        self.binding = binding
+        self.owner = owner
+        self.order: i64 = row.order
         self.any: bool = mode == "any" or mode == "any-with-x"
         self.names: list[str] = []
         self.values: list[object] = []
+        self.buckets: list[bytes] = []
+        """Where the index has it: of the buckets that the headers of a matching message lead to, at least one."""
         for name, value in arguments.items():
             if name != "x-match" and (with_x or not name.startswith("x-")):
                 self.names.append(name)
@@ -359,7 +264,7 @@ class _Rule:
             if name not in headers:
                 holds = False
             else:
-                holds = wanted is None or _same(wanted, headers[name], 0)
+                holds = wanted is None or same(wanted, headers[name], 0)
             if holds == self.any:
                 return self.any
         return not self.any
@@ -372,24 +277,47 @@ class HeadersMatcher(Matcher):
     An argument without a value asks only that the header is there. Arguments that begin with `x-` are not compared,
     except with x-match `all-with-x` or `any-with-x`. Numbers are compared by value; a bool or a timestamp is no number.
     Without anything to compare, `all` matches every message and `any` none.
+
+    A binding that asks for all of its arguments is found by one of them, that which the fewest others are found by; one
+    that asks for any, by each. Only bindings that are found by a header of the message are tried.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(False)
         self.uses_headers = True
-        self._rules: list[_Rule] = []
+        self._rules: dict[int, _Rule] = {}
+        self._buckets: dict[bytes, dict[int, _Rule]] = {}
+        self._always: dict[int, _Rule] = {}
 
     def match(self, key: str, headers: dict[str, object] | None) -> list[object]:
         self._mark += 1
         mark = self._mark
         given: dict[str, object] = headers if headers is not None else {}
         targets: list[object] = []
-        for rule in self._rules:
-            owner = rule.binding.owner
-            if owner.mark != mark and rule.matches(given):
+        tried = list(self._rules.values()) if len(self._rules) <= FEW_RULES else self._candidates(given)
+        for rule in tried:
+            owner = rule.owner
+            if owner.mark != mark and not owner.gone and rule.matches(given):
                 owner.mark = mark
                 targets.append(owner.target)
         return targets
+
+    def _candidates(self, headers: dict[str, object]) -> list[_Rule]:
+        """The bindings that a header leads to, in order; one may be there several times."""
+        found: list[_Rule] = list(self._always.values())
+        lists = 1 if found else 0
+        for name, value in headers.items():
+            present = self._buckets.get(_bucket(name, None))
+            if present is not None:
+                found.extend(present.values())
+                lists += 1
+            equal = None if value is None else self._buckets.get(_bucket(name, value))
+            if equal is not None:
+                found.extend(equal.values())
+                lists += 1
+        if lists > 1:
+            found.sort(key=_rule_order)
+        return found
 
     def _check(self, key: str, arguments: dict[str, object] | None) -> None:
         if arguments is not None and "x-match" in arguments:
@@ -397,27 +325,57 @@ class HeadersMatcher(Matcher):
             if mode != "all" and mode != "any" and mode != "all-with-x" and mode != "any-with-x":
                 raise InvalidArgument("x-match must be all, any, all-with-x or any-with-x", argument="x-match")
 
-    def _insert(self, binding: _Binding) -> None:
-        self._rules.append(_Rule(binding))
+    def _insert_row(self, row: Row, owner: Owner) -> None:
+        rule = _Rule(row, owner)
+        self._rules[row.order] = rule
+        buckets = [_bucket(rule.names[i], rule.values[i]) for i in range(len(rule.names))]
+        if not rule.any:
+            if not buckets:
+                self._always[row.order] = rule
+            buckets = self._smallest(buckets)
+        rule.buckets = buckets
+        for bucket in buckets:
+            rules = self._buckets.get(bucket)
+            if rules is None:
+                self._buckets[bucket] = {row.order: rule}
+            else:
+                rules[row.order] = rule
 
-    def _delete(self, binding: _Binding) -> None:
-        for i in range(len(self._rules)):
-            if self._rules[i].binding is binding:
-                del self._rules[i]
-                return
+    def _smallest(self, buckets: list[bytes]) -> list[bytes]:
+        """That bucket alone which holds the fewest bindings."""
+        best: list[bytes] = []
+        fewest: i64 = -1
+        for bucket in buckets:
+            rules = self._buckets.get(bucket)
+            size: i64 = 0 if rules is None else len(rules)
+            if fewest < 0 or size < fewest:
+                fewest = size
+                best = [bucket]
+        return best
+
+    def _delete_row(self, row: Row, owner: Owner) -> None:
+        rule = self._rules.pop(row.order)
+        self._always.pop(row.order, None)
+        for bucket in rule.buckets:
+            rules = self._buckets[bucket]
+            rules.pop(row.order, None)
+            if not rules:
+                del self._buckets[bucket]
 
 
 @final
 class _Share:
     """A target's part of the keys: `first` and `second` are what its label hashes to."""
 
-    def __init__(self, owner: _Owner, label: str) -> None:
-        digest = hashlib.sha256(label.encode("utf-8", "surrogatepass")).digest()
+    def __init__(self, owner: Owner, label: str) -> None:
+        hashed = hashlib.sha256(label.encode("utf-8", "surrogatepass")).digest()
         self.owner = owner
         self.label = label
-        self.first: i64 = int.from_bytes(digest[:4], "big")
-        self.second: i64 = int.from_bytes(digest[4:8], "big")
+        self.first: i64 = int.from_bytes(hashed[:4], "big")
+        self.second: i64 = int.from_bytes(hashed[4:8], "big")
         self.weight: i64 = 0
+        self.place: i64 = 0
+        """Where it is in the list of shares."""
 
 
 @final
@@ -437,7 +395,7 @@ class HashMatcher(Matcher):
     """
 
     def __init__(self, arguments: dict[str, object] | None) -> None:
-        super().__init__()
+        super().__init__(False)
         self.hash_header: str | None = _named(arguments, "hash-header")
         self.hash_property: str | None = _named(arguments, "hash-property")
         if self.hash_header is not None and self.hash_property is not None:
@@ -449,6 +407,10 @@ class HashMatcher(Matcher):
         self._source: str | None = self.hash_header if self.hash_header is not None else self.hash_property
         self.uses_headers = self._source is not None
         self._shares: list[_Share] = []
+        self._by_owner: dict[int, _Share] = {}
+        self._labels: set[str] = set()
+        self._weights: dict[int, int] = {}
+        """How many shares have each weight."""
         self._even: bool = True
         """All weights are equal: then the numbers drawn need not be stretched."""
 
@@ -479,43 +441,63 @@ class HashMatcher(Matcher):
         if not (key.isascii() and key.isdigit() and len(key) <= 5 and 1 <= int(key) <= WEIGHT_MAX):
             raise InvalidArgument(f"the key must be a weight from 1 to {WEIGHT_MAX}", argument="key")
 
-    def _insert(self, binding: _Binding) -> None:
-        share = self._share(binding.owner)
-        if share is None:
-            share = _Share(binding.owner, self._label(binding.owner.target))
-            self._shares.append(share)
-        share.weight += int(binding.key)
-        self._compare_weights()
+    def refusal(self, key: str, target: object) -> str:
+        if len(self._shares) >= HASH_TARGETS_MAX and not self.has_target(target):
+            return f"{HASH_TARGETS_MAX} targets"
+        return ""
 
-    def _delete(self, binding: _Binding) -> None:
-        share = self._share(binding.owner)
-        assert share is not None
-        share.weight -= int(binding.key)
-        if share.weight == 0:
-            self._shares.remove(share)
-        self._compare_weights()
+    def _insert(self, place: Place) -> None:
+        share = _Share(place.owner, self._label(place.owner.target))
+        share.place = len(self._shares)
+        self._shares.append(share)
+        self._by_owner[id(place.owner)] = share
+        self._labels.add(share.label)
 
-    def _share(self, owner: _Owner) -> _Share | None:
-        for share in self._shares:
-            if share.owner is owner:
-                return share
-        return None
+    def _delete(self, place: Place) -> None:
+        if not place.owner.gone:
+            self._retire(place.owner)
+
+    def _retire(self, owner: Owner) -> None:
+        share = self._by_owner.pop(id(owner))
+        self._labels.discard(share.label)
+        last = self._shares.pop()
+        if last is not share:
+            last.place = share.place
+            self._shares[share.place] = last
+        self._count(share.weight, -1)
+
+    def _insert_row(self, row: Row, owner: Owner) -> None:
+        self._weigh(owner, int(row.key))
+
+    def _delete_row(self, row: Row, owner: Owner) -> None:
+        if id(owner) in self._by_owner:
+            self._weigh(owner, -int(row.key))
+
+    def _weigh(self, owner: Owner, more: i64) -> None:
+        """The share of a target grows or shrinks."""
+        share = self._by_owner[id(owner)]
+        self._count(share.weight, -1)
+        share.weight += more
+        self._count(share.weight, 1)
+
+    def _count(self, weight: i64, more: i64) -> None:
+        """So many shares more have this weight; one that was never weighed has none."""
+        if weight:
+            left = self._weights.get(weight, 0) + more
+            if left:
+                self._weights[weight] = left
+            else:
+                del self._weights[weight]
+            self._even = len(self._weights) <= 1
 
     def _label(self, target: object) -> str:
         """The name of a target, numbered so that no two are alike."""
         name = target if isinstance(target, str) else getattr(target, "name", None)
         base = name if isinstance(name, str) else ""
-        taken = {share.label for share in self._shares}
         number = 1
-        while f"{base}#{number}" in taken:
+        while f"{base}#{number}" in self._labels:
             number += 1
         return f"{base}#{number}"
-
-    def _compare_weights(self) -> None:
-        self._even = True
-        for share in self._shares:
-            if share.weight != self._shares[0].weight:
-                self._even = False
 
 
 def matcher(kind: str, arguments: dict[str, object] | None) -> Matcher:
@@ -536,48 +518,44 @@ def matcher(kind: str, arguments: dict[str, object] | None) -> Matcher:
 # Bindings in the order they were added
 
 
-def _order_of(binding: _Binding) -> i64:
-    return binding.order
+def _order_of(place: Place) -> i64:
+    return place.order
 
 
-def _sort_few(bindings: list[_Binding]) -> None:
-    """Put a handful of bindings in order, without a call for each."""
-    for i in range(1, len(bindings)):
-        moving = bindings[i]
-        place: i64 = i
-        while place > 0 and bindings[place - 1].order > moving.order:
-            bindings[place] = bindings[place - 1]
-            place -= 1
-        bindings[place] = moving
+def _rule_order(rule: _Rule) -> i64:
+    return rule.order
 
 
-def _put(index: dict[str, list[_Binding]], binding: _Binding) -> None:
-    bindings = index.get(binding.key)
-    if bindings is None:
-        index[binding.key] = [binding]
+def _bucket(name: str, value: object) -> bytes:
+    """What bindings that ask for this header are found by; without a value, those that ask only whether it is there."""
+    octets = name.encode("utf-8", "surrogatepass")
+    return f"{len(octets)}:".encode() + octets + (b"" if value is None else fingerprint(value))
+
+
+def _sort_few(places: list[Place]) -> None:
+    """Put a handful of places in order, without a call for each."""
+    for i in range(1, len(places)):
+        moving = places[i]
+        here: i64 = i
+        while here > 0 and places[here - 1].order > moving.order:
+            places[here] = places[here - 1]
+            here -= 1
+        places[here] = moving
+
+
+def _put(index: dict[str, list[Place]], place: Place) -> None:
+    places = index.get(place.key)
+    if places is None:
+        index[place.key] = [place]
     else:
-        bindings.append(binding)
+        places.append(place)
 
 
-def _take(index: dict[str, list[_Binding]], binding: _Binding) -> None:
-    bindings = index[binding.key]
-    _cut(bindings, binding)
-    if not bindings:
-        del index[binding.key]
-
-
-def _cut(bindings: list[_Binding], binding: _Binding) -> None:
-    """Remove a binding from a list in order, found by halving."""
-    low: i64 = 0
-    high: i64 = len(bindings)
-    while low < high:
-        middle = (low + high) // 2
-        if bindings[middle].order < binding.order:
-            low = middle + 1
-        else:
-            high = middle
-    assert bindings[low] is binding
-    del bindings[low]
+def _take(index: dict[str, list[Place]], place: Place) -> None:
+    places = index[place.key]
+    cut(places, place)
+    if not places:
+        del index[place.key]
 
 
 # Patterns
@@ -628,44 +606,7 @@ def _prune(node: _Node, word: str) -> None:
         del node.words[word]
 
 
-# Values
-
-
-def _same_table(a: dict[str, object] | None, b: dict[str, object] | None) -> bool:
-    """Whether two bindings have the same arguments; none and empty are the same."""
-    return _same(a if a is not None else {}, b if b is not None else {}, 0)
-
-
-def _same(a: object, b: object, depth: i64) -> bool:
-    """Equal, with numbers by value, while a bool is only equal to a bool and a timestamp to a timestamp."""
-    if a is b:
-        return True
-    if isinstance(a, str) or isinstance(b, str):
-        return _octets(a) == _octets(b)
-    if isinstance(a, bool) or isinstance(b, bool):
-        return False
-    if isinstance(a, Timestamp) != isinstance(b, Timestamp):
-        return False
-    if isinstance(a, dict):
-        if not isinstance(b, dict) or len(a) != len(b) or depth >= _DEPTH_MAX:
-            return False
-        for name, value in a.items():
-            if name not in b or not _same(value, b[name], depth + 1):
-                return False
-        return True
-    if isinstance(a, list):
-        if not isinstance(b, list) or len(a) != len(b) or depth >= _DEPTH_MAX:
-            return False
-        for i in range(len(a)):
-            if not _same(a[i], b[i], depth + 1):
-                return False
-        return True
-    return a == b
-
-
-def _octets(value: object) -> object:
-    """A text as it travels: a header may come as text or as bytes."""
-    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+# Arguments of exchanges
 
 
 def _named(arguments: dict[str, object] | None, argument: str) -> str | None:

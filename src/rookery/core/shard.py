@@ -26,6 +26,7 @@ from rookery.core.feeds import Following, ReadSealed, fill_all, go_on
 from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
+from rookery.core.policies import RECOVERY_STEPS, SLICE_STEPS, PolicyTable
 from rookery.core.queue import REFUSED, Queue
 from rookery.core.staging import Staging
 from rookery.core.stream import Partition
@@ -44,6 +45,8 @@ from rookery.model import NEVER, PERSISTENT, SAMPLED, Message, MessageIds, Route
 from rookery.store import records
 
 TENANTS_MAX: Final = 10_000
+OPEN_TENANTS_MAX: Final = 1_000
+"""How many tenants there may be for one more to be made without an admin's credential."""
 
 
 @final
@@ -54,6 +57,8 @@ class Shard:
         self.epoch: i64 = epoch
         self.log = Log()
         self.recovering = False
+        # a copy that changes are tried on: nothing is ever in its queues, so no policy has to reach them
+        self.trial = False
         self.wall_ms: i64 = 0
         self.mono_ms: i64 = 0
         self.tenants: dict[str, Tenant] = {}
@@ -61,6 +66,8 @@ class Shard:
         self.ids = MessageIds(secret)
         self.last_id: i64 = 0
         self.memory_bytes: i64 = 0
+        self.definition_bytes: i64 = 0
+        """Memory of definitions of all tenants, beside that of messages."""
         self.memory_bytes_max: i64 = NEVER
         self.wall_index = Heap()
         self.mono_index = Heap()
@@ -79,6 +86,10 @@ class Shard:
         self.webhooks = Webhooks(self)
         self.events = Events(self)
         self.feeds: list[Following] = []
+        # policies that have not reached all queues of their tenant yet
+        self.applying: list[PolicyTable] = []
+        self.policy_steps = SLICE_STEPS
+        self.recovery_policy_steps = RECOVERY_STEPS
         self.read_sealed: ReadSealed | None = None
         # files of streams that were let go of: when they may be deleted, and the batch that must be durable before
         self.condemned: dict[str, tuple[int, int]] = {}
@@ -212,9 +223,19 @@ class Shard:
         self.log.change("tenant", name, {"limits": dict(limits) if limits else {}})
         return tenant
 
+    def create_open_tenant(self, name: str) -> Tenant:
+        """Make a tenant for somebody without an admin's credential; room for those of admins is left."""
+        if len(self.tenants) >= OPEN_TENANTS_MAX:
+            raise LimitExceeded(
+                f"there are {len(self.tenants)} tenants: from {OPEN_TENANTS_MAX} on, only an admin creates one",
+                argument="tenant",
+            )
+        return self.create_tenant(name)
+
     def delete_tenant(self, name: str) -> None:
         """Delete a tenant with everything in it."""
         tenant = self.tenant(name)
+        tenant.check_unlocked()
         if len(tenant.dedup) or tenant.dedup.hidden:
             self.log.change("forget", name, {"scope": "", "upto": int(self.last_id)})
         for queue in list(tenant.queues.values()):
@@ -224,8 +245,16 @@ class Shard:
         self.transactions.forget_tenant(tenant)
         self.staging.forget_tenant(tenant)
         self.webhooks.forget_tenant(name)
+        self.definition_bytes -= tenant.definition_bytes
         del self.tenants[name]
         self.log.change("drop-tenant", name, {})
+
+    def end_recovery(self) -> None:
+        """Everything was read back: the policies reach the queues, all of them unless that takes too long."""
+        self.recovering = False
+        steps = self.recovery_policy_steps
+        for tenant in self.tenants.values():
+            steps = tenant.policy_table.recovered(steps)
 
     # The turn
 
@@ -239,6 +268,9 @@ class Shard:
         self.transactions.tick()
         if self.mono_ms >= self.events.due_ms:
             self.events.tick()
+        if self.applying:
+            self.applying.pop(0).go_on(self.policy_steps)
+            self.flush()
         if self.mono_ms >= self.streams_due_ms:
             due = self.staging.tick()
             self.streams_due_ms = min(due, retention.tick(self))
@@ -308,6 +340,8 @@ class Shard:
 
     def next_due_ms(self) -> i64:
         """Milliseconds until something becomes due, NEVER when nothing will."""
+        if self.applying:
+            return 0
         wait: i64 = NEVER
         wall = self.wall_index.first_key()
         if wall != NEVER:
@@ -440,7 +474,10 @@ class Shard:
         check_claim(count, lease_ms)
         waiting_max = queue.tenant.limits.waiting_claims_max
         if waiting_max and queue.waiting_claims() >= waiting_max:
-            raise LimitExceeded(f"{waiting_max} claims wait on queue {queue.name!r} already", argument="wait")
+            raise LimitExceeded(
+                f"queue {queue.name!r} reached its limit of {waiting_max} waiting claims (waiting_claims_max)",
+                argument="wait",
+            )
         mailbox = Mailbox(queue, count, lease_ms, 0, self.touched, True)
         queue.subscribe(mailbox)
         return mailbox
@@ -460,7 +497,8 @@ class Shard:
     def lease(self, tenant: Tenant, token: str) -> Lease | None:
         """The live lease a token stands for, None when it has ended or never was."""
         parts = token.rsplit("/", 3)
-        if len(parts) != 4 or not all(p.isdecimal() for p in parts[1:]):
+        # of 18 digits, every number fits 64 bits
+        if len(parts) != 4 or not all(p.isdecimal() and len(p) <= 18 for p in parts[1:]):
             return None
         queue = tenant.queues.get(parts[0])
         if queue is None or int(parts[2]) != self.epoch:
@@ -481,8 +519,9 @@ def check_subscriptions(queue: Queue) -> None:
     limits = queue.tenant.limits
     most = limits.queue_subscriptions_max
     if most and queue.consumers() >= most:
-        raise LimitExceeded(f"queue {queue.name!r} has its {most} subscriptions", argument="queue")
-    if limits.subscriptions_max and queue.tenant.subscriptions >= limits.subscriptions_max:
         raise LimitExceeded(
-            f"tenant {queue.tenant.name!r} has its {limits.subscriptions_max} subscriptions", argument="queue"
+            f"queue {queue.name!r} reached its limit of {most} subscriptions (queue_subscriptions_max)",
+            argument="queue",
         )
+    if limits.subscriptions_max and queue.tenant.subscriptions >= limits.subscriptions_max:
+        raise queue.tenant.too_many("subscriptions", "subscriptions_max", "queue")

@@ -86,17 +86,27 @@ def exchange_stats(exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def tenant_stats(tenant: Tenant) -> dict[str, Any]:
-    """One tenant: what it has, and under `totals` the sums over the queues it has now."""
-    totals = dict.fromkeys((*_SUMMED, "dead", *COUNTERS), 0)
-    for queue in tenant.queues.values():
-        ready, leased = int(queue.ready), int(queue.leased)
-        now = (ready, int(queue.delayed), leased, int(queue.bytes), queue.consumers(), queue.waiting_claims())
-        for name, value in zip(_SUMMED, (*now, ready + leased), strict=True):
-            totals[name] += value
-        totals["dead"] += dead_count(queue)
-        for name, value in _counters(queue).items():
-            totals[name] += value
+def no_totals() -> dict[str, int]:
+    """Sums over no queues."""
+    return dict.fromkeys((*_SUMMED, "dead", *COUNTERS), 0)
+
+
+def add_to_totals(totals: dict[str, int], queue: Queue) -> None:
+    ready, leased = int(queue.ready), int(queue.leased)
+    now = (ready, int(queue.delayed), leased, int(queue.bytes), queue.consumers(), queue.waiting_claims())
+    for name, value in zip(_SUMMED, (*now, ready + leased), strict=True):
+        totals[name] += value
+    totals["dead"] += dead_count(queue)
+    for name in COUNTERS:
+        totals[name] += int(getattr(queue, name))
+
+
+def tenant_stats(tenant: Tenant, totals: dict[str, int] | None = None) -> dict[str, Any]:
+    """One tenant: what it has, and under `totals` the sums over the queues it has now, unless they are given."""
+    if totals is None:
+        totals = no_totals()
+        for queue in tenant.queues.values():
+            add_to_totals(totals, queue)
     return {
         "name": tenant.name,
         "queues": len(tenant.queues),
@@ -108,7 +118,9 @@ def tenant_stats(tenant: Tenant) -> dict[str, Any]:
         "dead_letters_lost": tenant.dead_letters_lost,
         "memory_bytes": int(tenant.memory_bytes),
         "memory_bytes_max": tenant.limits.memory_bytes_max,
+        "definition_bytes": int(tenant.definition_bytes),
         "dedup_keys": len(tenant.dedup),
+        "dedup_bytes": tenant.dedup.bytes,
         "dedup_duplicates": tenant.dedup.duplicates,
         "dedup_evicted": tenant.dedup.evicted,
         "totals": totals,

@@ -6,6 +6,10 @@ says where they begin (an alias), and all of them are shown when that is durable
 decides it, and the rows are enqueued in slices after it; how far that has come is written with each slice, so that a
 crash neither loses nor repeats a row.
 
+Many rows are staged in steps (`Filling`), with other turns between them. Their chunk is there when all of them are
+written; of one that never gets so far, the journal has records under a number that nothing names, and recovery leaves
+them out and does not use the number again.
+
 The invariant: an epoch of a producer happens once. The same epoch again succeeds and adds nothing; an older one, or a
 chunk that is not there, is refused whole. Rows that are staged for an epoch are dropped when it is committed without
 them, and are not kept when it was committed before: those whose attempts lost leave nothing behind.
@@ -20,7 +24,15 @@ from mypy_extensions import i64
 
 from rookery import properties
 from rookery.core.stream import Partition, Stream, StreamSettings
-from rookery.errors import ChunkNotFound, InvalidArgument, LimitExceeded, MessageTooLarge, StaleEpoch
+from rookery.errors import (
+    ChunkNotFound,
+    InvalidArgument,
+    LimitExceeded,
+    MessageTooLarge,
+    StaleEpoch,
+    StreamNotFound,
+    TenantNotFound,
+)
 from rookery.model import NEVER, PERSISTENT, Message, Route, check_numbers
 
 if TYPE_CHECKING:
@@ -38,13 +50,15 @@ STAGED_BYTES_MAX: Final = 4 << 30
 EPOCH_MS: Final = 30 * 86_400_000
 """How long the last epoch of a producer is remembered."""
 
-PRODUCERS_MAX: Final = 100_000
 SLICE_ROWS: Final = 1_000
 """How many rows of a commit to an exchange are enqueued in one turn."""
 
 
 DUE_HEADER: Final = "x-deliver-at"
 """The header of a row for an exchange that says when its message is due, in milliseconds since 1970."""
+
+DUE_MAX_MS: Final = 1 << 53
+"""The latest time that this header may say; beyond it the row is due at once."""
 
 
 NOBODY: Final = ("", -1)
@@ -76,6 +90,7 @@ class Chunk:
         exchange: str,
         due_ms: int,
         owner: tuple[str, int] = NOBODY,
+        queue: str = "",
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -83,9 +98,15 @@ class Chunk:
         self.exchange = exchange
         self.due_ms = due_ms
         self.owner = owner
+        # of rows for the default exchange, the one queue that they are for; empty when they are for several
+        self.queue = queue
         self.rows = 0
         self.bytes = 0
         self.parts: list[tuple[int, Partition]] = []
+
+    def target(self) -> str:
+        """What the rows are for, as `target_of` says it."""
+        return target_of(self.stream, self.exchange, self.queue)
 
     def is_durable(self) -> bool:
         return all(part.visible == part.end for _, part in self.parts)
@@ -98,10 +119,140 @@ class Chunk:
             "exchange": self.exchange,
             "due_ms": self.due_ms,
             "owner": list(self.owner),
+            "queue": self.queue,
             "rows": self.rows,
             "bytes": self.bytes,
             "parts": [[index, int(part.number)] for index, part in self.parts],
         }
+
+
+class Filling:
+    """Rows on their way into a chunk: call `step` until it returns True. They are all checked before the first of them
+    is written. On an error, which `step` raises, nothing is left of them.
+    """
+
+    def __init__(self, staging: Staging, chunk: Chunk, rows: Sequence[Row]) -> None:
+        self.chunk = chunk
+        self.target: Stream | None = None
+        self.done = False
+        self._staging = staging
+        self._shard = chunk.tenant.shard
+        self._rows = list(rows)
+        self._checked: i64 = 0
+        self._filled: i64 = 0
+        self._size: i64 = 0
+        self._reserved = False
+        self._one_key = True
+        self._parts: dict[int, Partition] = {}
+        self._routes: dict[str, Route] = {}
+        self._loose: i64 = -1
+
+    def step(self, count: i64) -> bool:
+        """Go on with so many rows; whether the chunk is there."""
+        if self.done:
+            return True
+        try:
+            self._go_on(count)
+        except BaseException:
+            self._staging.abandon(self.chunk)
+            self._end()
+            raise
+        return self.done
+
+    def _go_on(self, count: i64) -> None:
+        tenant = self.chunk.tenant
+        self._shard.log.check()
+        self._check_target()
+        rows: i64 = len(self._rows)
+        if self._checked < rows:
+            upto = min(self._checked + count, rows)
+            count -= upto - self._checked
+            self._check(upto)
+        if self._checked < rows:
+            return
+        if not self._reserved:
+            self._staging.room_for(tenant, int(self._size))
+            self._reserved = True
+            self.chunk.bytes = int(self._size)
+            if not self.chunk.stream and not self.chunk.exchange and self._one_key:
+                self.chunk.queue = self._rows[0].key
+        self._fill(min(self._filled + count, rows))
+        if self._filled == rows:
+            self.chunk = self._staging.finish(self.chunk)
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        if self._reserved:
+            self._reserved = False
+            self._staging.filled(self.chunk.tenant, int(self._size))
+        self._rows = []
+
+    def _check_target(self) -> None:
+        """Raise when what the rows are for has gone."""
+        chunk = self.chunk
+        tenant = chunk.tenant
+        if self._shard.tenants.get(tenant.name) is not tenant:
+            raise TenantNotFound(f"no tenant {tenant.name!r}", argument="tenant")
+        if self.target is None:
+            tenant.exchange(chunk.exchange)
+        elif tenant.stream(chunk.stream) is not self.target:
+            raise StreamNotFound(f"stream {chunk.stream!r} was deleted", argument="stream")
+
+    def _check(self, upto: i64) -> None:
+        tenant = self.chunk.tenant
+        most = tenant.message_bytes_max
+        first = self._rows[0].key
+        i = self._checked
+        while i < upto:
+            row = self._rows[i]
+            check_numbers(row.priority, row.expires_ms, 0)
+            each: i64 = len(row.body) + len(row.props)
+            if each > most:
+                raise MessageTooLarge(f"row of {each} bytes; at most {most}", argument="rows")
+            if row.partition >= 0 and self.target is not None:
+                self.target.partition(row.partition)
+            if row.key != first:
+                self._one_key = False
+            self._size += each
+            i += 1
+        self._checked = upto
+
+    def _fill(self, upto: i64) -> None:
+        """Write rows down, each in the part for its partition."""
+        shard = self._shard
+        chunk = self.chunk
+        target = self.target
+        i = self._filled
+        while i < upto:
+            row = self._rows[i]
+            # what was written need not be kept, and is let go of in steps too
+            self._rows[i] = NO_ROW
+            route = self._routes.get(row.key)
+            if route is None:
+                route = Route(chunk.exchange, row.key)
+                self._routes[row.key] = route
+            message = Message(route, row.props, row.body, shard.new_id(), row.priority, row.expires_ms, PERSISTENT)
+            index: i64 = -1
+            if target is not None:
+                index = row.partition
+                if index < 0:
+                    index = target.keyed(message)
+                if index < 0:
+                    if self._loose < 0:
+                        self._loose = target.next_in_turn()
+                    index = self._loose
+            part = self._parts.get(int(index))
+            if part is None:
+                part = self._staging.new_part(chunk.tenant)
+                self._parts[int(index)] = part
+                chunk.parts.append((int(index), part))
+            part.append(message)
+            i += 1
+        self._filled = upto
+
+
+NO_ROW: Final = Row("", b"", b"")
 
 
 class Alias:
@@ -121,6 +272,11 @@ class Staging:
         self._shard = shard
         self.chunks: dict[tuple[str, str], Chunk] = {}
         self.producers: dict[tuple[str, str], dict[str, Any]] = {}
+        # the chunks of each tenant by id, and what they hold; how many producers it has
+        self._held: dict[str, dict[str, Chunk]] = {}
+        self._held_bytes: dict[str, int] = {}
+        self._filling_bytes: dict[str, int] = {}
+        self._producing: dict[str, int] = {}
         self.aliases: dict[int, Alias] = {}
         # parts of commits to exchanges, in order: (tenant, part)
         self.spools: list[tuple[Tenant, Partition]] = []
@@ -141,62 +297,89 @@ class Staging:
 
         The `owner` is the producer and the epoch that they are for. Of an epoch that has happened nothing is kept.
         """
+        filling = self.begin(tenant, id, stream, exchange, rows, owner, wait_ms)
+        while not filling.step(2 * CHUNK_ROWS_MAX):
+            pass
+        return filling.chunk
+
+    def begin(
+        self,
+        tenant: Tenant,
+        id: str,
+        stream: str,
+        exchange: str,
+        rows: Sequence[Row],
+        owner: tuple[str, int] = NOBODY,
+        wait_ms: int = CHUNK_MS,
+    ) -> Filling:
+        """The same in steps."""
         if not id:
             raise InvalidArgument("a chunk needs an id", argument="chunk")
-        if self._has_happened(tenant, owner):
-            done = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms), owner)
-            done.rows = len(rows)
-            return done
-        known = self.chunks.get((tenant.name, id))
-        if known is not None:
-            if known.rows != len(rows) or (known.stream, known.exchange) != (stream, exchange):
-                raise InvalidArgument(f"chunk {id!r} holds other rows already", argument="chunk")
-            return known
-        target = tenant.stream(stream) if stream else None
-        if target is None:
-            tenant.exchange(exchange)
-        self._check(tenant, rows)
-        for row in rows:
-            if row.partition >= 0 and target is not None:
-                target.partition(row.partition)
         chunk = Chunk(id, tenant, stream, exchange, int(self._shard.wall_ms) + wait_ms, owner)
-        self._fill(chunk, target, rows)
-        self.chunks[(tenant.name, id)] = chunk
+        chunk.rows = len(rows)
+        filling = Filling(self, chunk, rows)
+        if self._has_happened(tenant, owner):
+            chunk.due_ms = int(self._shard.wall_ms)
+            filling.done = True
+            return filling
+        known = self._known(chunk)
+        if known is not None:
+            filling.chunk = known
+            filling.done = True
+            return filling
+        if stream:
+            filling.target = tenant.stream(stream)
+        else:
+            tenant.exchange(exchange)
+        self._check(tenant, len(rows))
+        return filling
+
+    def _known(self, chunk: Chunk) -> Chunk | None:
+        """The chunk of that name that is there already, with as many rows for the same."""
+        known = self.chunks.get((chunk.tenant.name, chunk.id))
+        if known is not None and (
+            known.rows != chunk.rows or (known.stream, known.exchange) != (chunk.stream, chunk.exchange)
+        ):
+            raise InvalidArgument(f"chunk {chunk.id!r} holds other rows already", argument="chunk")
+        return known
+
+    def room_for(self, tenant: Tenant, size: int) -> None:
+        """Raise unless the tenant may stage so many bytes more, and count them until `filled`."""
+        name = tenant.name
+        if size + self._held_bytes.get(name, 0) + self._filling_bytes.get(name, 0) > STAGED_BYTES_MAX:
+            raise LimitExceeded(
+                f"tenant {name!r} reached its limit of {STAGED_BYTES_MAX} staged bytes", argument="rows"
+            )
+        self._filling_bytes[name] = self._filling_bytes.get(name, 0) + size
+
+    def filled(self, tenant: Tenant, size: int) -> None:
+        left = self._filling_bytes.pop(tenant.name) - size
+        if left:
+            self._filling_bytes[tenant.name] = left
+
+    def finish(self, chunk: Chunk) -> Chunk:
+        """All rows of a chunk are written: from now on it can be committed. Another of its name goes before it."""
+        tenant = chunk.tenant
+        if self._has_happened(tenant, chunk.owner):
+            self.abandon(chunk)
+            return chunk
+        known = self._known(chunk)
+        if known is not None:
+            self.abandon(chunk)
+            return known
+        self._check(tenant, chunk.rows)
+        self._put(chunk)
         self._shard.log.change("chunk", tenant.name, chunk.as_dict())
         self._shard.streams_due_ms = min(int(self._shard.streams_due_ms), int(self._shard.mono_ms) + 1_000)
         return chunk
 
-    def _fill(self, chunk: Chunk, target: Stream | None, rows: Sequence[Row]) -> None:
-        """Write the rows down, each in the part for its partition."""
-        shard = self._shard
-        parts: dict[int, Partition] = {}
-        routes: dict[str, Route] = {}
-        loose: i64 = -1
-        size: i64 = 0
-        for row in rows:
-            route = routes.get(row.key)
-            if route is None:
-                route = Route(chunk.exchange, row.key)
-                routes[row.key] = route
-            message = Message(route, row.props, row.body, shard.new_id(), row.priority, row.expires_ms, PERSISTENT)
-            index: i64 = -1
-            if target is not None:
-                index = row.partition
-                if index < 0:
-                    index = target.keyed(message)
-                if index < 0:
-                    if loose < 0:
-                        loose = target.next_in_turn()
-                    index = loose
-            part = parts.get(int(index))
-            if part is None:
-                part = self._new_part(chunk.tenant)
-                parts[int(index)] = part
-                chunk.parts.append((int(index), part))
-            part.append(message)
-            size += len(row.body) + len(row.props)
-        chunk.rows = len(rows)
-        chunk.bytes = int(size)
+    def abandon(self, chunk: Chunk) -> None:
+        """Leave nothing of a chunk that is not there yet."""
+        for _, part in chunk.parts:
+            self._forget(part)
+        chunk.parts = []
+        chunk.bytes = 0
+        chunk.due_ms = int(self._shard.wall_ms)
 
     def _has_happened(self, tenant: Tenant, owner: tuple[str, int]) -> bool:
         """Whether an epoch was the last to be committed; an older one is refused."""
@@ -210,24 +393,14 @@ class Staging:
             raise _stale(producer, last["epoch"], epoch)
         return last is not None and epoch == last["epoch"]
 
-    def _check(self, tenant: Tenant, rows: Sequence[Row]) -> None:
-        mine = [chunk for chunk in self.chunks.values() if chunk.tenant is tenant]
-        if len(mine) >= CHUNKS_MAX:
-            raise LimitExceeded(f"tenant {tenant.name!r} has its {CHUNKS_MAX} chunks", argument="chunk")
-        if not 0 < len(rows) <= CHUNK_ROWS_MAX:
+    def _check(self, tenant: Tenant, rows: int) -> None:
+        if len(self._held.get(tenant.name, {})) >= CHUNKS_MAX:
+            raise LimitExceeded(f"tenant {tenant.name!r} reached its limit of {CHUNKS_MAX} chunks", argument="chunk")
+        if not 0 < rows <= CHUNK_ROWS_MAX:
             raise InvalidArgument(f"a chunk has 1 to {CHUNK_ROWS_MAX} rows", argument="rows")
-        size = 0
-        for row in rows:
-            check_numbers(row.priority, row.expires_ms, 0)
-            each = len(row.body) + len(row.props)
-            if each > tenant.message_bytes_max:
-                raise MessageTooLarge(f"row of {each} bytes; at most {tenant.message_bytes_max}", argument="rows")
-            size += each
-        if size + sum(chunk.bytes for chunk in mine) > STAGED_BYTES_MAX:
-            raise LimitExceeded(f"tenant {tenant.name!r} has {STAGED_BYTES_MAX} bytes staged", argument="rows")
         self._shard.log.check()
 
-    def _new_part(self, tenant: Tenant, number: int = 0) -> Partition:
+    def new_part(self, tenant: Tenant, number: int = 0) -> Partition:
         shard = self._shard
         if not number:
             shard.queue_numbers += 1
@@ -240,9 +413,39 @@ class Staging:
         shard.queue_numbers = max(int(shard.queue_numbers), number)
         return part
 
+    def _put(self, chunk: Chunk) -> None:
+        tenant = chunk.tenant.name
+        self._take(tenant, chunk.id)
+        self.chunks[(tenant, chunk.id)] = chunk
+        self._held.setdefault(tenant, {})[chunk.id] = chunk
+        self._held_bytes[tenant] = self._held_bytes.get(tenant, 0) + chunk.bytes
+
+    def _take(self, tenant: str, id: str) -> Chunk | None:
+        chunk = self.chunks.pop((tenant, id), None)
+        if chunk is not None:
+            held = self._held[tenant]
+            del held[id]
+            self._held_bytes[tenant] -= chunk.bytes
+            if not held:
+                del self._held[tenant]
+                del self._held_bytes[tenant]
+        return chunk
+
+    def _put_producer(self, tenant: str, producer: str, state: dict[str, Any]) -> None:
+        """Remember the last epoch of a producer, as the one that was used last."""
+        self._drop_producer(tenant, producer)
+        self.producers[(tenant, producer)] = state
+        self._producing[tenant] = self._producing.get(tenant, 0) + 1
+
+    def _drop_producer(self, tenant: str, producer: str) -> None:
+        if self.producers.pop((tenant, producer), None) is not None:
+            self._producing[tenant] -= 1
+            if not self._producing[tenant]:
+                del self._producing[tenant]
+
     def drop(self, tenant: Tenant, id: str) -> bool:
         """Throw a chunk away; False when there is none."""
-        chunk = self.chunks.pop((tenant.name, id), None)
+        chunk = self._take(tenant.name, id)
         if chunk is None:
             return False
         for _, part in chunk.parts:
@@ -266,6 +469,9 @@ class Staging:
             if epoch < last["epoch"]:
                 raise _stale(producer, last["epoch"], epoch)
             return dict(last["result"])
+        most = tenant.limits.producers_max
+        if last is None and most and self._producing.get(tenant.name, 0) >= most:
+            raise tenant.too_many("producers", "producers_max", "producer")
         chunks = self._wanted(tenant, ids)
         shard.log.check()
         shown: list[tuple[Partition, int]] = []
@@ -273,7 +479,7 @@ class Staging:
         spooled: list[int] = []
         positions: list[dict[str, Any]] = []
         for chunk in chunks:
-            del self.chunks[(tenant.name, chunk.id)]
+            self._take(tenant.name, chunk.id)
             for index, part in chunk.parts:
                 if index < 0:
                     spooled.append(int(part.number))
@@ -288,11 +494,9 @@ class Staging:
                     {"stream": chunk.stream, "partition": index, "first": row[2], "last": row[2] + rows - 1}
                 )
         result: dict[str, Any] = {"rows": sum(chunk.rows for chunk in chunks), "positions": positions}
-        if len(self.producers) >= PRODUCERS_MAX:
-            del self.producers[next(iter(self.producers))]
-        state = {"epoch": epoch, "used_ms": int(shard.wall_ms), "result": result}
-        self.producers.pop((tenant.name, producer), None)
-        self.producers[(tenant.name, producer)] = state
+        targets = sorted({chunk.target() for chunk in chunks}) or self.targets(tenant, producer)
+        state = {"epoch": epoch, "used_ms": int(shard.wall_ms), "result": result, "targets": targets}
+        self._put_producer(tenant.name, producer, state)
         shard.log.change(
             "commit-staged",
             tenant.name,
@@ -310,11 +514,35 @@ class Staging:
             shard.log.when_durable(self._go_on)
         return dict(result)
 
+    def targets(self, tenant: Tenant, producer: str) -> list[str]:
+        """What a producer's last commit of rows was for, as `target_of` says it."""
+        state = self.producers.get((tenant.name, producer))
+        if state is None:
+            return []
+        targets = state.get("targets")
+        if targets is not None:
+            return list(targets)
+        # written before targets were
+        found = sorted({target_of(row["stream"], "", "") for row in state["result"]["positions"]})
+        return found if found or not state["result"]["rows"] else [target_of("", "", "")]
+
+    def claims(self, tenant: Tenant, producer: str) -> list[str]:
+        """What a producer's last commit was for and what is staged for it: to act for it takes a right on all that."""
+        found = set(self.targets(tenant, producer))
+        for chunk in self.chunks_of(tenant):
+            if producer and chunk.owner[0] == producer:
+                found.add(chunk.target())
+        return sorted(found)
+
     def _drop_lost(self, tenant: Tenant, producer: str, epoch: int) -> None:
         """Drop what was staged for this epoch or older ones, and not committed."""
-        for chunk in list(self.chunks.values()):
-            if chunk.tenant is tenant and chunk.owner[0] == producer and 0 <= chunk.owner[1] <= epoch:
+        for chunk in list(self._held.get(tenant.name, {}).values()):
+            if chunk.owner[0] == producer and 0 <= chunk.owner[1] <= epoch:
                 self.drop(tenant, chunk.id)
+
+    def chunks_of(self, tenant: Tenant) -> list[Chunk]:
+        """What waits for its commit in a tenant."""
+        return list(self._held.get(tenant.name, {}).values())
 
     def _wanted(self, tenant: Tenant, ids: Sequence[str]) -> list[Chunk]:
         chunks = []
@@ -361,8 +589,7 @@ class Staging:
                 fresh = Message(
                     way.route, message.props, message.body, message.id, message.priority, message.expires_ms, PERSISTENT
                 )
-                due = properties.header(message.props, DUE_HEADER)
-                shard.post(tenant, way, fresh, due if isinstance(due, int) and due > 0 else 0)
+                shard.post(tenant, way, fresh, _due_ms(message))
         part.cut_tail(stop)
         done = stop >= part.visible
         if done:
@@ -376,8 +603,8 @@ class Staging:
         now = int(self._shard.wall_ms)
         for chunk in [chunk for chunk in self.chunks.values() if chunk.due_ms <= now]:
             self.drop(chunk.tenant, chunk.id)
-        for key in [key for key, state in self.producers.items() if state["used_ms"] + EPOCH_MS <= now]:
-            del self.producers[key]
+        for tenant, producer in [key for key, state in self.producers.items() if state["used_ms"] + EPOCH_MS <= now]:
+            self._drop_producer(tenant, producer)
         partitions = self._shard.partitions
         for number, alias in list(self.aliases.items()):
             partition = partitions.get(alias.partition)
@@ -385,14 +612,15 @@ class Staging:
                 del self.aliases[number]
 
     def forget_tenant(self, tenant: Tenant) -> None:
-        for chunk in [chunk for chunk in self.chunks.values() if chunk.tenant is tenant]:
+        for chunk in list(self._held.get(tenant.name, {}).values()):
             self.drop(tenant, chunk.id)
         for owner, part in self.spools:
             if owner is tenant:
                 self._forget(part)
         self.spools = [spool for spool in self.spools if spool[0] is not tenant]
-        for key in [key for key in self.producers if key[0] == tenant.name]:
-            del self.producers[key]
+        if tenant.name in self._producing:
+            for key in [key for key in self.producers if key[0] == tenant.name]:
+                self._drop_producer(*key)
 
     # Writing down and coming back
 
@@ -407,13 +635,18 @@ class Staging:
     def restore(self, document: dict[str, Any]) -> None:
         """Let exactly this be there; the records are put back later."""
         self.chunks.clear()
-        self.producers = {(tenant, name): state for tenant, name, state in document["producers"]}
+        self._held.clear()
+        self._held_bytes.clear()
+        self.producers.clear()
+        self._producing.clear()
+        for tenant, name, state in document["producers"]:
+            self._put_producer(tenant, name, state)
         self.aliases = {row[0]: Alias(*row[1:]) for row in document["aliases"]}
         self.spools = []
         for row in document["chunks"]:
             self.replay("chunk", self._shard.tenants[row["tenant"]], row)
         for tenant, number, position in document["spools"]:
-            part = self._new_part(self._shard.tenants[tenant], number)
+            part = self.new_part(self._shard.tenants[tenant], number)
             part.begin_at(position, position, position, 0)
             self.spools.append((self._shard.tenants[tenant], part))
 
@@ -421,12 +654,13 @@ class Staging:
         """Make one change again."""
         if operation == "chunk":
             producer, epoch = row.get("owner", NOBODY)
-            chunk = Chunk(row["id"], tenant, row["stream"], row["exchange"], row["due_ms"], (producer, epoch))
+            queue = row.get("queue", "")
+            chunk = Chunk(row["id"], tenant, row["stream"], row["exchange"], row["due_ms"], (producer, epoch), queue)
             chunk.rows, chunk.bytes = row["rows"], row["bytes"]
-            chunk.parts = [(index, self._new_part(tenant, number)) for index, number in row["parts"]]
-            self.chunks[(tenant.name, chunk.id)] = chunk
+            chunk.parts = [(index, self.new_part(tenant, number)) for index, number in row["parts"]]
+            self._put(chunk)
         elif operation == "drop-chunk":
-            self._drop_parts(self.chunks.pop((tenant.name, row["id"]), None))
+            self._drop_parts(self._take(tenant.name, row["id"]))
         elif operation == "commit-staged":
             self._replay_commit(tenant, row)
         else:
@@ -438,10 +672,12 @@ class Staging:
                         self._shard.partitions.pop(int(part.number), None)
 
     def _replay_commit(self, tenant: Tenant, row: dict[str, Any]) -> None:
-        state = {key: row[key] for key in ("epoch", "used_ms", "result")}
-        self.producers[(tenant.name, row["producer"])] = state
+        state: dict[str, Any] = {"epoch": row["epoch"], "used_ms": row["used_ms"], "result": row["result"]}
+        if "targets" in row:
+            state["targets"] = row["targets"]
+        self._put_producer(tenant.name, row["producer"], state)
         for done in row["chunks"]:
-            self.chunks.pop((tenant.name, done), None)
+            self._take(tenant.name, done)
         for number, *alias in row["attached"]:
             self._shard.partitions.pop(number, None)
             self.aliases[number] = Alias(*alias)
@@ -454,6 +690,13 @@ class Staging:
                 self._shard.partitions.pop(int(part.number), None)
 
 
+def target_of(stream: str, exchange: str, queue: str) -> str:
+    """What rows are for, in one text: its kind and its name. Of rows for several queues the name is empty."""
+    if stream:
+        return f"stream {stream}"
+    return f"exchange {exchange}" if exchange else f"queue {queue}"
+
+
 def _stale(producer: str, last: int, epoch: int) -> StaleEpoch:
     return StaleEpoch(f"producer {producer!r} has committed epoch {last} already, not {epoch}", argument="epoch")
 
@@ -461,3 +704,9 @@ def _stale(producer: str, last: int, epoch: int) -> StaleEpoch:
 def _show(shown: list[tuple[Partition, int]]) -> None:
     for partition, upto in shown:
         partition.show(upto)
+
+
+def _due_ms(message: Message) -> int:
+    """When a row is to be delivered, 0 for at once; publishers may have written anything into that header."""
+    due = properties.header(message.props, DUE_HEADER)
+    return due if isinstance(due, int) and 0 < due <= DUE_MAX_MS else 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rookery.core.keeping import TOPICS
 from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
-from rookery.core.topology import check_name
-from rookery.errors import AlreadyExists, Conflict, InUse, LimitExceeded, OffsetOutOfRange
+from rookery.core.topology import PARTITION_BYTES, STREAM_BYTES, check_name
+from rookery.errors import AlreadyExists, Conflict, InUse, OffsetOutOfRange
 from rookery.model import PERSISTENT, Message
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def declare(tenant: Tenant, name: str, settings: Mapping[str, object], create: b
         return stream, False
     if name in tenant.queues:
         raise Conflict(f"{name!r} is a queue", argument="stream")
-    most = tenant.limits.streams_max
-    if most and len(tenant.streams) >= most:
-        raise LimitExceeded(f"tenant {tenant.name!r} has its {most} streams", argument="stream")
+    tenant.check_unlocked()
+    if tenant.is_full(tenant.limits.streams_max, len(tenant.streams)):
+        raise tenant.too_many("streams", "streams_max", "stream")
     count = said.get("partitions", 1)
     assert isinstance(count, int)
     first = int(tenant.shard.queue_numbers) + 1
@@ -52,6 +52,7 @@ def make(tenant: Tenant, name: str, said: dict[str, object], numbers: list[int],
     settings = StreamSettings()
     for setting, value in said.items():
         setattr(settings, setting, value)
+    tenant.count_definition(_bytes_of(name, len(numbers)))
     stream = Stream(name, tenant, settings)
     stream.said = dict(said)
     stream.made_ms = made_ms
@@ -83,10 +84,13 @@ def alter(tenant: Tenant, name: str, settings: Mapping[str, object]) -> Stream:
 def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     """Delete a stream with all its records; returns how many there were."""
     stream = tenant.stream(name)
+    tenant.check_unlocked()
     if if_unused and any(partition.followers for partition in stream.partitions):
         raise InUse(f"stream {name!r} in use", argument="stream")
     count = stream.records()
     del tenant.streams[name]
+    tenant.groups -= len(stream.groups)
+    tenant.count_definition(-_bytes_of(name, len(stream.partitions)))
     tenant.unbind_target(stream)
     tenant.forget_keys("queue:" + name)
     tenant.version += 1
@@ -100,6 +104,10 @@ def delete(tenant: Tenant, name: str, if_unused: bool = False) -> int:
     tenant.shard.log.change("drop-stream", tenant.name, row)
     tenant.shard.condemn(paths, 0)
     return count
+
+
+def _bytes_of(name: str, partitions: int) -> int:
+    return STREAM_BYTES + len(name) + partitions * PARTITION_BYTES
 
 
 def check_id(stream: Stream, wanted: str) -> None:

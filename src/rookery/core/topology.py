@@ -13,11 +13,14 @@ from mypy_extensions import i64
 
 from rookery import properties
 from rookery.core import dead_letters
+from rookery.core.arguments import size_of
+from rookery.core.bindings import Matcher
 from rookery.core.dedup import REQUEST, REQUEST_WINDOW_MS, WINDOW_MS, Dedup, scope_of
-from rookery.core.policy import FACES, Policy, check_settings, effective
+from rookery.core.policies import PolicyTable
+from rookery.core.policy import FACES, Policy, QueueSettings, check_settings, effective
 from rookery.core.queue import Queue
 from rookery.core.receipts import Receipts
-from rookery.core.routing import HashMatcher, Matcher, matcher
+from rookery.core.routing import HashMatcher, matcher
 from rookery.core.stream import Stream
 from rookery.errors import (
     AlreadyExists,
@@ -29,9 +32,10 @@ from rookery.errors import (
     InvalidType,
     LimitExceeded,
     Locked,
+    MemoryLimitExceeded,
     NotEmpty,
-    NotFound,
     QueueNotFound,
+    RookeryError,
     StreamNotFound,
 )
 from rookery.model import NEVER, Message, Route
@@ -45,6 +49,11 @@ KEY_MAX_BYTES: Final = 4096
 """Topics of the embedded face may have 1,024 characters."""
 
 WAYS_MAX: Final = 10_000
+"""Ways that are cached of one exchange."""
+
+TENANT_WAYS_MAX: Final = 50_000
+"""Ways that are cached of all exchanges of a tenant."""
+
 STANDARD_EXCHANGES: Final = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
@@ -52,6 +61,9 @@ STANDARD_EXCHANGES: Final = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
+KEPT: Final = "amq.kept."
+"""How the names of queues begin that keep what was published to a topic."""
+
 DELAYED_KIND: Final = "delayed-message"
 
 
@@ -168,6 +180,14 @@ LIMITS: Final = (
     "transaction_bytes_max",
     "transactions_max",
     "dedup_keys_max",
+    "definition_bytes_max",
+    "groups_max",
+    "producers_max",
+    "plans_max",
+    "receipts_max",
+    "kept_topics_max",
+    "policies_max",
+    "policy_states_max",
 )
 
 
@@ -176,10 +196,10 @@ class Limits:
 
     def __init__(self) -> None:
         self.connections_max = 0
-        self.queues_max = 100_000
+        self.queues_max = 20_000
         self.exchanges_max = 10_000
         self.streams_max = 10_000
-        self.bindings_max = 1_000_000
+        self.bindings_max = 100_000
         self.subscriptions_max = 100_000
         self.queue_subscriptions_max = 0
         self.waiting_claims_max = 1_000
@@ -189,6 +209,14 @@ class Limits:
         self.transaction_bytes_max = 64 * 1024 * 1024
         self.transactions_max = 1_000
         self.dedup_keys_max = 1_000_000
+        self.definition_bytes_max = 256 * 1024 * 1024
+        self.groups_max = 10_000
+        self.producers_max = 10_000
+        self.plans_max = 1_000
+        self.receipts_max = 100_000
+        self.kept_topics_max = 10_000
+        self.policies_max = 500
+        self.policy_states_max = 4_096
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in LIMITS}
@@ -204,6 +232,21 @@ class Limits:
                 raise InvalidArgument(f"{name} must not be negative", argument=name)
         for name, value in limits.items():
             setattr(self, name, value)
+
+
+QUEUE_BYTES: Final = 3_000
+EXCHANGE_BYTES: Final = 1_000
+STREAM_BYTES: Final = 2_000
+PARTITION_BYTES: Final = 2_000
+"""About how much memory each takes, empty, beside its name and settings."""
+
+
+def _queue_bytes(name: str, said: dict[str, object]) -> int:
+    return QUEUE_BYTES + len(name) + (size_of(said) if said else 0)
+
+
+def _exchange_bytes(exchange: Exchange) -> int:
+    return EXCHANGE_BYTES + len(exchange.name) + (size_of(exchange.arguments) if exchange.arguments else 0)
 
 
 def kind_of(target: object) -> str:
@@ -226,16 +269,28 @@ class Tenant:
         # the streams that the last way looked for leads to
         self.streams_met: list[Stream] = []
         self.exchanges: dict[str, Exchange] = {}
-        self.policies: dict[str, Policy] = {}
+        self.policy_table = PolicyTable(self)
+        self.policies: dict[str, Policy] = self.policy_table.by_name
         self.said: dict[str, dict[str, object]] = {}
         self.faces: dict[str, str] = {}
         self.face_defaults: dict[str, dict[str, object]] = {}
         self.bindings = 0
+        # the exchanges that lead to each target, both by identity
+        self._sources: dict[int, dict[int, Exchange]] = {}
+        self._ways: i64 = 0
+        self.groups: i64 = 0
+        self.kept_topics: i64 = 0
+        # a document is being loaded, in steps: nobody else changes definitions meanwhile
+        self.loading = False
+        # what is loaded with its limits may be more than they allow
+        self.unlimited = False
         self.subscriptions: i64 = 0
         self.limits = Limits()
         self.dedup = Dedup()
         self.receipts = Receipts()
         self.memory_bytes: i64 = 0
+        self.definition_bytes: i64 = 0
+        """About how much memory queues, exchanges, streams, bindings and policies take."""
         self.memory_bytes_max: i64 = NEVER
         self.message_bytes_max: i64 = self.limits.message_bytes_max
         self.death_depth: i64 = 0
@@ -261,6 +316,22 @@ class Tenant:
         self.memory_bytes_max = self.limits.memory_bytes_max or NEVER
         self.message_bytes_max = self.limits.message_bytes_max or NEVER
         self.dedup.keys_max = self.limits.dedup_keys_max or 1 << 62
+
+    def check_unlocked(self) -> None:
+        """Raise while a document is being loaded, or the tenant deleted."""
+        if self.loading:
+            raise Locked(
+                f"definitions of tenant {self.name!r} are being loaded or deleted; try again", argument="tenant"
+            )
+
+    def is_full(self, most: int, count: int) -> bool:
+        """Whether there is no room for one more. What a journal has is always let in."""
+        return most > 0 and count >= most and not self.unlimited and not self.shard.recovering
+
+    def too_many(self, things: str, limit: str, argument: str) -> LimitExceeded:
+        """The error of one more than a limit of this tenant allows."""
+        most = getattr(self.limits, limit)
+        return LimitExceeded(f"tenant {self.name!r} reached its limit of {most} {things} ({limit})", argument=argument)
 
     # Looking up
 
@@ -298,6 +369,7 @@ class Tenant:
         if queue is None:
             if name in self.streams:
                 raise Conflict(f"{name!r} is a stream", argument="queue")
+            self.check_unlocked()
             return self._new_queue(name, said, face, owner), True
         if create:
             raise AlreadyExists(f"queue {name!r} already exists", argument="queue")
@@ -315,16 +387,19 @@ class Tenant:
         return queue, False
 
     def _new_queue(self, name: str, said: dict[str, object], face: str, owner: object) -> Queue:
-        if self.limits.queues_max and len(self.queues) >= self.limits.queues_max:
-            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.queues_max} queues", argument="queue")
+        if self.is_full(self.limits.queues_max, len(self.queues)):
+            raise self.too_many("queues", "queues_max", "queue")
         if face not in FACES:
             raise InvalidArgument(f"unknown face {face!r}", argument="face")
+        self.count_definition(_queue_bytes(name, said))
         self.said[name] = said
         self.faces[name] = face
-        settings = effective(name, face, self._defaults(face), self.policy_for(name), said)
+        self.policy_table.admit(name)
+        settings = self.settings_for(name)
         queue = Queue(name, self, self.shard, settings)
         queue.owner = owner
         self.queues[name] = queue
+        self.kept_topics += name.startswith(KEPT)
         self.shard.queue_count += 1
         queue.configure(settings)
         self.version += 1
@@ -344,7 +419,7 @@ class Tenant:
         if face not in FACES:
             raise InvalidArgument(f"unknown face {face!r}", argument="face")
         self.face_defaults[face] = {**FACES[face], **check_settings(defaults)}
-        self._reconfigure()
+        self.policy_table.face_changed(face)
         self.shard.log.change("face", self.name, {"face": face, "defaults": dict(self.face_defaults[face])})
 
     def _defaults(self, face: str) -> dict[str, object]:
@@ -354,34 +429,25 @@ class Tenant:
     # Policies
 
     def set_policy(self, policy: Policy) -> None:
-        """Put a policy in force, also for queues that exist."""
+        """Put a policy in force, also for queues that exist: if they are many, for some in the next turns."""
         check_name(policy.name, "policy")
-        self.policies[policy.name] = policy
-        self._reconfigure()
+        self.check_unlocked()
+        self.policy_table.put(policy)
         self.shard.log.change("policy", self.name, policy.as_dict())
 
     def delete_policy(self, name: str) -> None:
-        if name not in self.policies:
-            raise NotFound(f"no policy {name!r}", argument="policy")
-        del self.policies[name]
-        self._reconfigure()
+        self.check_unlocked()
+        self.policy_table.remove(name)
         self.shard.log.change("drop-policy", self.name, {"name": name})
 
     def policy_for(self, queue: str) -> Policy | None:
-        best: Policy | None = None
-        for policy in self.policies.values():
-            if policy.matches(queue) and (best is None or policy.priority > best.priority):
-                best = policy
-        return best
+        """The policy in force for a queue that exists."""
+        return self.policy_table.governor(queue)
 
-    def _reconfigure(self) -> None:
-        queues = list(self.queues.values())
-        for queue in queues:
-            face = self.faces[queue.name]
-            policy = self.policy_for(queue.name)
-            queue.adopt(effective(queue.name, face, self._defaults(face), policy, self.said[queue.name]))
-        for queue in queues:
-            queue.conform()
+    def settings_for(self, queue: str) -> QueueSettings:
+        """What holds for a queue."""
+        face = self.faces[queue]
+        return effective(queue, face, self._defaults(face), self.policy_table.governor(queue), self.said[queue])
 
     # Deleting queues
 
@@ -389,6 +455,7 @@ class Tenant:
         """Delete a queue; returns how many messages were ready in it."""
         queue = self.queue(name)
         self.check_owner(queue, owner)
+        self.check_unlocked()
         if if_unused and queue.consumers():
             raise InUse(f"queue {name!r} in use", argument="queue")
         if if_empty and queue.ready + queue.delayed:
@@ -407,8 +474,11 @@ class Tenant:
         self.dropped_before += queue.dropped + queue.expired
         self.shard.queue_count -= 1
         del self.queues[queue.name]
+        self.kept_topics -= queue.name.startswith(KEPT)
+        self.count_definition(-_queue_bytes(queue.name, self.said[queue.name]))
         del self.said[queue.name]
         del self.faces[queue.name]
+        self.policy_table.forget(queue.name)
         self.forget_keys("queue:" + queue.name)
         self.shard.cuts.forget(self.name, queue.name)
         self.unbind_target(queue)
@@ -466,15 +536,15 @@ class Tenant:
                         f"exchange {name!r} exists with {argument}={before!r}, not {now!r}", argument=argument
                     )
             return exchange, False
-        if self.limits.exchanges_max and len(self.exchanges) >= self.limits.exchanges_max:
-            raise LimitExceeded(
-                f"tenant {self.name!r} has its {self.limits.exchanges_max} exchanges", argument="exchange"
-            )
+        self.check_unlocked()
+        if self.is_full(self.limits.exchanges_max, len(self.exchanges)):
+            raise self.too_many("exchanges", "exchanges_max", "exchange")
         exchange = Exchange(name, kind, extra)
         exchange.durable = durable
         exchange.auto_delete = auto_delete
         exchange.internal = internal
         exchange.alternate = alternate
+        self.count_definition(_exchange_bytes(exchange))
         self.exchanges[name] = exchange
         self.version += 1
         if durable:
@@ -485,9 +555,17 @@ class Tenant:
         exchange = self.exchange(name)
         if not name or name in STANDARD_EXCHANGES:
             raise InvalidArgument(f"exchange {name!r} is built in", argument="exchange")
+        self.check_unlocked()
         if if_unused and exchange.matcher.count:
             raise InUse(f"exchange {name!r} in use", argument="exchange")
+        self._remove_exchange(exchange)
+
+    def _remove_exchange(self, exchange: Exchange) -> None:
+        name = exchange.name
         self.bindings -= exchange.matcher.count
+        self.count_definition(-exchange.matcher.bytes - _exchange_bytes(exchange))
+        for target in exchange.matcher.targets():
+            self._forget_source(exchange, target)
         del self.exchanges[name]
         self.forget_keys("exchange:" + name)
         self.unbind_target(exchange)
@@ -504,14 +582,28 @@ class Tenant:
         exchange = self.exchange(source)
         if exchange is self.default or target is self.default:
             raise InvalidArgument("the default exchange has no bindings", argument="exchange")
+        self.check_unlocked()
         check_key(key, KEY_MAX_BYTES if exchange.name == "amq.topic" else NAME_MAX_BYTES)
         table = dict(arguments) if arguments else None
+        before = exchange.matcher.bytes
+        full = "" if self.shard.recovering else exchange.matcher.refusal(key, target)
+        if full:
+            raise LimitExceeded(f"exchange {source!r} reached its limit of {full}", argument="key")
         if not exchange.matcher.add(key, table, target):
             return False
-        if self.limits.bindings_max and self.bindings >= self.limits.bindings_max:
+        try:
+            if self.is_full(self.limits.bindings_max, self.bindings):
+                raise self.too_many("bindings", "bindings_max", "key")
+            self.count_definition(exchange.matcher.bytes - before)
+        except RookeryError:
             exchange.matcher.remove(key, table, target)
-            raise LimitExceeded(f"tenant {self.name!r} has its {self.limits.bindings_max} bindings", argument="key")
+            raise
         exchange.had_binding = True
+        sources = self._sources.get(id(target))
+        if sources is None:
+            self._sources[id(target)] = {id(exchange): exchange}
+        else:
+            sources[id(exchange)] = exchange
         self.bindings += 1
         self.version += 1
         self._note_binding("bind", exchange, target, key, arguments)
@@ -522,8 +614,13 @@ class Tenant:
     ) -> bool:
         """Take a binding away; False when there was none."""
         exchange = self.exchange(source)
+        self.check_unlocked()
+        before = exchange.matcher.bytes
         if not exchange.matcher.remove(key, dict(arguments) if arguments else None, target):
             return False
+        self.count_definition(exchange.matcher.bytes - before)
+        if not exchange.matcher.has_target(target):
+            self._forget_source(exchange, target)
         self.bindings -= 1
         self.version += 1
         self._note_binding("unbind", exchange, target, key, arguments)
@@ -554,12 +651,20 @@ class Tenant:
             self.shard.log.change(operation, self.name, details)
 
     def unbind_target(self, target: object) -> None:
-        for exchange in list(self.exchanges.values()):
-            if exchange.matcher.count:
-                removed = exchange.matcher.remove_target(target)
-                if removed:
-                    self.bindings -= removed
-                    self._drop_if_unbound(exchange)
+        """Remove every binding that leads to a target."""
+        sources = self._sources.pop(id(target), None)
+        if sources is not None:
+            for exchange in sources.values():
+                before = exchange.matcher.bytes
+                self.bindings -= exchange.matcher.remove_target(target)
+                self.count_definition(exchange.matcher.bytes - before)
+                self._drop_if_unbound(exchange)
+
+    def _forget_source(self, exchange: Exchange, target: object) -> None:
+        """An exchange does not lead to a target any more."""
+        sources = self._sources.get(id(target))
+        if sources is not None and sources.pop(id(exchange), None) is not None and not sources:
+            del self._sources[id(target)]
 
     def _drop_if_unbound(self, exchange: Exchange) -> None:
         # a journal knows of no transient bindings, but of each exchange that went
@@ -569,7 +674,7 @@ class Tenant:
             and not exchange.matcher.count
             and exchange.name in self.exchanges
         ):
-            self.delete_exchange(exchange.name)
+            self._remove_exchange(exchange)
 
     # Routing
 
@@ -580,9 +685,16 @@ class Tenant:
             if way.version == self.version:
                 return way
         elif len(exchange.ways) >= WAYS_MAX:
+            self._ways -= len(exchange.ways)
             exchange.ways.clear()
         self._met_headers = False
         queues = self._reach(exchange, key, properties.EMPTY)
+        if way is None:
+            self._ways += 1
+            if self._ways > TENANT_WAYS_MAX:
+                for other in self.exchanges.values():
+                    other.ways.clear()
+                self._ways = 1
         route = Route(exchange.name, key) if way is None else way.route
         found = Way(exchange, route, queues, self.streams_met, self.version, self._met_headers)
         exchange.ways[key] = found
@@ -696,6 +808,17 @@ class Tenant:
             self.shard.log.note(MARK, [self.name, scope, dedup_key, number, now + window], True)
 
     # Memory
+
+    def count_definition(self, size: i64) -> None:
+        """A definition takes so much memory, or, when negative, gives it back."""
+        if size > 0 and not self.unlimited and not self.shard.recovering:
+            most = self.limits.definition_bytes_max
+            if most and self.definition_bytes + size > most:
+                raise self.too_many("bytes of definitions", "definition_bytes_max", "definition_bytes_max")
+            if self.shard.memory_bytes + self.shard.definition_bytes + size > self.shard.memory_bytes_max:
+                raise MemoryLimitExceeded
+        self.definition_bytes += size
+        self.shard.definition_bytes += size
 
     def hold(self, message: Message) -> None:
         """The first queue took the message."""

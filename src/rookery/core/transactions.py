@@ -19,7 +19,6 @@ from rookery.core.queue import REJECT_PUBLISH, REJECT_PUBLISH_DEAD_LETTER, Queue
 from rookery.errors import (
     InvalidArgument,
     LeaseLost,
-    LimitExceeded,
     MemoryLimitExceeded,
     MessageTooLarge,
     QueueFull,
@@ -106,8 +105,9 @@ class Settle:
 class Transaction:
     """The operations collected so far under one id."""
 
-    def __init__(self, id: str, tenant: Tenant, due_ms: int) -> None:
+    def __init__(self, id: str, tenant: Tenant, due_ms: int, owner: str = "") -> None:
         self.id = id
+        self.owner = owner
         self.tenant = tenant
         self.due_ms = due_ms
         self.operations: list[Publish | Settle] = []
@@ -119,54 +119,61 @@ class Transactions:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._open: dict[tuple[str, str], Transaction] = {}
-        self._ended: dict[tuple[str, str], str] = {}
+        # by tenant, who began it, and the id it was given: parts that are not joined cannot be taken for others
+        self._open: dict[tuple[str, str, str], Transaction] = {}
+        self._ended: dict[tuple[str, str, str], str] = {}
+        # how many each tenant has open
+        self._counts: dict[str, int] = {}
         self.next_due_ms: int = NEVER
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, tenant: Tenant, id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
-        """A new transaction of that id; an id that ended may not be used again while it is remembered."""
+    def begin(self, tenant: Tenant, id: str, timeout_ms: int = TIMEOUT_MS, owner: str = "") -> Transaction:
+        """A new transaction of that id; an id that ended may not be used again while it is remembered.
+
+        Owners have ids of their own: two of them do not meet under the same one.
+        """
         if not id:
             raise InvalidArgument("a transaction needs an id", argument="transaction")
         if timeout_ms < 1:
             raise InvalidArgument("timeout_ms must be at least 1", argument="timeout_ms")
-        place = (tenant.name, id)
+        place = (tenant.name, owner, id)
         if place in self._open:
             raise InvalidArgument(f"transaction {id!r} is open already", argument="transaction")
         self._check_ended(place)
         most = tenant.limits.transactions_max
-        if most and sum(1 for t in self._open.values() if t.tenant is tenant) >= most:
-            raise LimitExceeded(f"tenant {tenant.name!r} has its {most} open transactions", argument="transaction")
-        transaction = Transaction(id, tenant, self._shard.mono_ms + timeout_ms)
+        if most and self._counts.get(tenant.name, 0) >= most:
+            raise tenant.too_many("open transactions", "transactions_max", "transaction")
+        transaction = Transaction(id, tenant, self._shard.mono_ms + timeout_ms, owner)
         self._open[place] = transaction
+        self._counts[tenant.name] = self._counts.get(tenant.name, 0) + 1
         self.next_due_ms = min(self.next_due_ms, transaction.due_ms)
         return transaction
 
     def is_known(self, tenant: Tenant, id: str) -> bool:
         """Whether the transaction is open, or ended not long ago."""
-        return (tenant.name, id) in self._open or (tenant.name, id) in self._ended
+        return (tenant.name, "", id) in self._open or (tenant.name, "", id) in self._ended
 
     def is_open(self, tenant: Tenant, id: str) -> bool:
-        return (tenant.name, id) in self._open
+        return (tenant.name, "", id) in self._open
 
-    def get(self, tenant: Tenant, id: str) -> Transaction:
+    def get(self, tenant: Tenant, id: str, owner: str = "") -> Transaction:
         """The open transaction of that id, or the error that says what became of it."""
-        transaction = self._open.get((tenant.name, id))
+        transaction = self._open.get((tenant.name, owner, id))
         if transaction is None:
-            self._check_ended((tenant.name, id))
+            self._check_ended((tenant.name, owner, id))
             raise TransactionNotFound(f"no transaction {id!r}", argument="transaction")
         return transaction
 
-    def _check_ended(self, place: tuple[str, str]) -> None:
+    def _check_ended(self, place: tuple[str, str, str]) -> None:
         ended = self._ended.get(place)
         if ended == "committed":
-            raise TransactionCommitted(f"transaction {place[1]!r} was committed already", argument="transaction")
+            raise TransactionCommitted(f"transaction {place[2]!r} was committed already", argument="transaction")
         if ended == "rolled back":
-            raise TransactionRolledBack(f"transaction {place[1]!r} was rolled back", argument="transaction")
+            raise TransactionRolledBack(f"transaction {place[2]!r} was rolled back", argument="transaction")
         if ended == "timed out":
-            raise TransactionTimeout(f"transaction {place[1]!r} timed out", argument="transaction")
+            raise TransactionTimeout(f"transaction {place[2]!r} timed out", argument="transaction")
 
     def add(self, transaction: Transaction, operation: Publish | Settle) -> None:
         """Collect one more operation."""
@@ -186,22 +193,25 @@ class Transactions:
         transaction.operations.append(operation)
         transaction.bytes += size
 
-    def commit(self, tenant: Tenant, id: str) -> list[int]:
+    def commit(self, tenant: Tenant, id: str, owner: str = "") -> list[int]:
         """Do all of it, or raise and leave the transaction open with nothing done. Returns the numbers of its
         messages.
         """
-        transaction = self.get(tenant, id)
+        transaction = self.get(tenant, id, owner)
         numbers = apply(self._shard, tenant, transaction.operations)
         self._end(transaction, "committed")
         return numbers
 
-    def rollback(self, tenant: Tenant, id: str) -> None:
+    def rollback(self, tenant: Tenant, id: str, owner: str = "") -> None:
         """Forget all of it: publishes never happen, leases stay as they are."""
-        self._end(self.get(tenant, id), "rolled back")
+        self._end(self.get(tenant, id, owner), "rolled back")
 
     def _end(self, transaction: Transaction, how: str) -> None:
-        place = (transaction.tenant.name, transaction.id)
+        place = (transaction.tenant.name, transaction.owner, transaction.id)
         del self._open[place]
+        self._counts[place[0]] -= 1
+        if not self._counts[place[0]]:
+            del self._counts[place[0]]
         self._ended[place] = how
         if len(self._ended) > TOMBSTONES_MAX:
             del self._ended[next(iter(self._ended))]
@@ -218,6 +228,7 @@ class Transactions:
     def forget_tenant(self, tenant: Tenant) -> None:
         for place in [p for p in self._open if p[0] == tenant.name]:
             del self._open[place]
+        self._counts.pop(tenant.name, None)
         for place in [p for p in self._ended if p[0] == tenant.name]:
             del self._ended[place]
 

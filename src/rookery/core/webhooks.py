@@ -7,7 +7,7 @@ exported documents, with the secret that calls are signed with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -86,12 +86,18 @@ def check_endpoint(endpoint: str) -> None:
 
 
 class Webhooks:
-    """All webhooks of a shard. `version` grows with every change."""
+    """All webhooks of a shard. `version` grows with every change, and `on_change` is told, for whoever calls them."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._tenants: dict[str, dict[str, Webhook]] = {}
         self.version = 0
+        self.on_change: Callable[[], None] | None = None
+
+    def _changed(self) -> None:
+        self.version += 1
+        if self.on_change is not None:
+            self.on_change()
 
     def of(self, tenant: str) -> Mapping[str, Webhook]:
         """The webhooks of a tenant by id."""
@@ -114,18 +120,18 @@ class Webhooks:
         if hook.id not in hooks and len(hooks) >= WEBHOOKS_MAX:
             raise LimitExceeded(f"tenant {tenant!r} has its {WEBHOOKS_MAX} webhooks", argument="webhook")
         hooks[hook.id] = hook
-        self.version += 1
+        self._changed()
         self._shard.log.change("webhook", tenant, {"webhook": msgspec.to_builtins(hook)})
 
     def drop(self, tenant: str, id: str) -> None:
         """Forget a webhook, if there is one."""
         if self._tenants.get(tenant, {}).pop(id, None) is not None:
-            self.version += 1
+            self._changed()
             self._shard.log.change("drop-webhook", tenant, {"id": id})
 
     def forget_tenant(self, tenant: str) -> None:
         if self._tenants.pop(tenant, None):
-            self.version += 1
+            self._changed()
 
     def replay(self, row: Mapping[str, Any]) -> None:
         """Make one change again."""

@@ -220,7 +220,7 @@ def decode_body(body: bytes, content_type: str | None) -> Any:
             return body.decode()
         if content_type.startswith(JSON) or content_type.endswith("+json"):
             return msgspec.json.decode(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     return body
 
@@ -255,6 +255,7 @@ def pack(
         raise EmptyBody("body cannot be empty", argument="body")
     if headers is not None:
         props = properties.with_headers(props, headers)
+        properties.check_published(props)
     expires_ms = clock.wall_ms() + ttl_ms if ttl_ms else 0
     return Publish(exchange, key, props, body, 0, expires_ms, 0, True, "", mandatory)
 

@@ -14,6 +14,11 @@ from typing import Any, Final, NoReturn
 
 from rookery.errors import InvalidPipeline
 
+FILE_MAX_CHARS: Final = 1 << 20
+DEPTH_MAX: Final = 64
+VALUES_MAX: Final = 100_000
+"""Of one file; a value that aliases repeat counts each time."""
+
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]+)")
 _UNITS: Final = {
@@ -142,7 +147,10 @@ class Value:
         import yaml
 
         loader = yaml.SafeLoader("")
-        found = loader.construct_object(self._node)
+        try:
+            found = loader.construct_object(self._node)
+        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            self.fail(f"cannot be read: {getattr(error, 'problem', None) or error}")
         return self.text() if isinstance(found, str) and found.strip() else found
 
     def text_line(self, at: int) -> int:
@@ -150,6 +158,29 @@ class Value:
         inside = self.raw()[:at].count("\n")
         block = self._node.style in ("|", ">")
         return int(self._node.start_mark.line) + 1 + inside + block
+
+
+def _check_nodes(file: Path, node: Any) -> None:
+    """Refuse what nests too deeply, or grows too large where aliases repeat it."""
+    sizes: dict[int, int] = {}
+
+    def size_of(node: Any, depth: int) -> int:
+        """How many values the node stands for, with those that aliases repeat."""
+        known = sizes.get(id(node))
+        if known is not None and known > 0:
+            return known
+        if known == 0 or depth > DEPTH_MAX:
+            line = node.start_mark.line + 1
+            raise InvalidPipeline(f"{file}:{line}: lists and mappings nest deeper than {DEPTH_MAX}")
+        sizes[id(node)] = 0
+        inner = node.value if isinstance(node.value, list) else ()
+        parts = (part for each in inner for part in (each if isinstance(each, tuple) else (each,)))
+        sizes[id(node)] = size = 1 + sum(size_of(part, depth + 1) for part in parts)
+        if size > VALUES_MAX:
+            raise InvalidPipeline(f"{file}:{node.start_mark.line + 1}: there are more than {VALUES_MAX} values")
+        return size
+
+    size_of(node, 1)
 
 
 def read(file: Path) -> Value:
@@ -164,6 +195,8 @@ def read(file: Path) -> Value:
         raise InvalidPipeline(f"{file}: there is no such file", argument="file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidPipeline(f"{file}: cannot be read: {error}", argument="file") from None
+    if len(text) > FILE_MAX_CHARS:
+        raise InvalidPipeline(f"{file}: the file has more than {FILE_MAX_CHARS} characters", argument="file")
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -171,6 +204,12 @@ def read(file: Path) -> Value:
         line = mark.line + 1 if mark is not None else 1
         problem = getattr(error, "problem", None) or str(error)
         raise InvalidPipeline(f"{file}:{line}: this is no YAML: {problem}; look at quotes and indentation") from None
+    except (ValueError, OverflowError) as error:
+        # PyYAML does not look whether the number of a character is one
+        raise InvalidPipeline(f"{file}: this is no YAML: {error}") from None
+    except RecursionError:
+        raise InvalidPipeline(f"{file}:1: lists and mappings nest deeper than {DEPTH_MAX}") from None
     if node is None:
         raise InvalidPipeline(f"{file}:1: the file is empty: `rookery pipelines new` writes one to begin with")
+    _check_nodes(file, node)
     return Value(file, node, "")

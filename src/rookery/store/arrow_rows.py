@@ -11,79 +11,130 @@ from mypy_extensions import i64
 
 from rookery import properties
 from rookery._bytes import BytesWriter
-from rookery.core.staging import DUE_HEADER, Row
+from rookery.core.staging import CHUNK_ROWS_MAX, DUE_HEADER
 from rookery.core.stream import KEY_HEADER
-from rookery.errors import InvalidArgument
+from rookery.errors import InvalidArgument, MessageTooLarge
 from rookery.fieldtables import write_field, write_short
 from rookery.model import Message
 from rookery.properties import Properties
-from rookery.store import arrow, records
+from rookery.store import arrow, arrow_ipc, arrow_kinds, records
+from rookery.store.arrow_frames import PART_ROWS, Part
 from rookery.store.columns import check_columns
 from rookery.store.schema import schema_of
 
-TARGETS: Final = ("stream", "exchange", "topic", "queue")
-COLUMNS: Final = (
-    "value",
-    "key",
-    "headers",
-    "routing_key",
-    "partition",
-    "timestamp",
-    "priority",
-    "expiration_ms",
-    "delay_ms",
-    "message_id",
-    "correlation_id",
-    "content_type",
-)
-"""The columns of rows to be staged; `value` must be there. Those of TARGETS may only repeat where the rows go."""
-
-_TEXTS: Final = ("routing_key", "message_id", "correlation_id", "content_type", *TARGETS)
-_NUMBERS: Final = ("partition", "priority", "expiration_ms", "delay_ms")
 _NAMES: Final = frozenset((str, bytes))
 _VALUES: Final = frozenset((bytes, str, int, bool, type(None)))
 KEY_MAX_BYTES: Final = 255
+HEADER_BYTES: Final = 16
+"""What a header counts for beside its name and value, and NUMBER_BYTES what a number does."""
+
+NUMBER_BYTES: Final = 8
 _PLAIN: Final = properties.encode(Properties(delivery_mode=2))
 
 
-def rows_of(body: bytes, key: str, names: Mapping[str, str], now_ms: int) -> list[Row]:
-    """The rows of an Arrow IPC stream. `key` is the routing key of those without one, `names` where they go."""
-    try:
-        table = pa.ipc.open_stream(body).read_all()
-    except (pa.ArrowInvalid, OSError, EOFError) as error:
-        raise InvalidArgument(f"the body is no Arrow IPC stream: {error}", argument="body") from None
-    for name in table.schema.names:
-        if name not in COLUMNS and name not in TARGETS:
-            raise InvalidArgument(f"no column {name!r}; there are {', '.join((*COLUMNS, *TARGETS))}", argument=name)
-    if "value" not in table.schema.names:
-        raise InvalidArgument("the column value is missing", argument="value")
-    if len(set(table.schema.names)) != len(table.schema.names):
-        raise InvalidArgument("a column is there twice", argument="body")
-    headers = _headers(table.column("headers")) if "headers" in table.schema.names else None
-    columns = {name: _column(table, name) for name in table.schema.names if name != "headers"}
-    _check_targets(columns, names)
-    return _rows(columns, headers, table.num_rows, key, now_ms, bool(names["stream"]))
+def parts_of(
+    body: bytes | bytearray, key: str, names: Mapping[str, str], now_ms: int, bytes_max: int
+) -> Iterator[Part]:
+    """The rows of an Arrow IPC stream, part by part.
+
+    `key` is the routing key of those without one, `names` where they go; `bytes_max` limits the bytes of the stream
+    once it is decompressed, and those of all rows. No value is read before its batch is validated, and nothing is made
+    of a part before its size is known.
+    """
+    size = 0
+    for batch in _validated(body, bytes_max):
+        for at in range(0, batch.num_rows, PART_ROWS):
+            part = _Part(batch.slice(at, PART_ROWS))
+            size += part.size()
+            if size > bytes_max:
+                raise MessageTooLarge(
+                    f"the rows of the Arrow body have more than {bytes_max} bytes; send fewer rows in one body",
+                    argument="body",
+                )
+            yield _rows(part, key, names, now_ms)
 
 
-def _column(table: pa.Table, name: str) -> list[Any]:
-    column = table.column(name)
-    wanted = pa.binary()
-    if name in _TEXTS:
-        wanted = pa.string()
-    elif name in _NUMBERS:
-        wanted = pa.int64()
-    elif name == "timestamp":
-        wanted = pa.timestamp("ms", tz="UTC")
+def _validated(body: bytes | bytearray, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream, each validated."""
     try:
-        found = column.cast(wanted, safe=name != "timestamp")
-        if name == "timestamp":
-            found = found.cast(pa.int64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidArgument(f"the column {name} cannot be {wanted}: {error}", argument=name) from None
-    if name == "value" and found.null_count:
-        raise InvalidArgument("the column value has a null", argument="value")
-    values: list[Any] = _texts(found) if name == "key" else found.to_pylist()
-    return values
+        arrow_ipc.check_size(body, bytes_max, CHUNK_ROWS_MAX)
+        reader = pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(use_threads=False))
+        arrow_kinds.check_schema(reader.schema)
+        for batch in reader:
+            batch.validate(full=True)
+            yield batch
+    except (pa.ArrowException, OSError, EOFError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise InvalidArgument(f"the body is not a valid Arrow IPC stream: {error}", argument="body") from None
+
+
+class _Part:
+    """Some rows of a batch: their columns, with the names and values of all their headers one after the other."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.count: int = batch.num_rows
+        self.columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        column = self.columns.pop("headers", None)
+        self.headers: tuple[pa.Array, pa.Array, pa.Array] | None = None if column is None else _pairs(column)
+
+    def size(self) -> int:
+        """The bytes of the rows, once they are made."""
+        total = sum([_bytes_of(column) for column in self.columns.values()])
+        if self.headers is not None:
+            names, values, _ = self.headers
+            total += _bytes_of(names) + _bytes_of(values) + len(names) * HEADER_BYTES
+        return total
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a column, in the type that it has in rows."""
+        column = _plain(self.columns[name])
+        wanted = pa.binary()
+        if name in arrow_kinds.TEXTS:
+            wanted = pa.string()
+        elif name in arrow_kinds.NUMBERS:
+            wanted = pa.int64()
+        elif name == "timestamp":
+            wanted = pa.timestamp("ms", tz="UTC")
+        try:
+            found = column.cast(wanted, safe=name != "timestamp")
+            if name == "timestamp":
+                found = found.cast(pa.int64())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidArgument(f"the column {name} cannot be {wanted}: {error}", argument=name) from None
+        if name == "value" and found.null_count:
+            raise InvalidArgument("the column value has a null", argument="value")
+        values: list[Any] = _texts(found) if name == "key" else found.to_pylist()
+        return values
+
+
+def _bytes_of(column: pa.Array) -> int:
+    """The bytes of a column's values, each counted as often as it is there."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not arrow_kinds.is_bytes(kind.value_type):
+            return len(column) * NUMBER_BYTES
+        return int(pc.sum(_lengths(column.dictionary).take(column.indices)).as_py() or 0)
+    if not arrow_kinds.is_bytes(kind):
+        return len(column) * NUMBER_BYTES
+    return int(pc.sum(_lengths(column)).as_py() or 0)
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    """The length of each value of a column of bytes or texts."""
+    if not arrow_kinds.is_view(column.type):
+        return pc.binary_length(column)
+    # a view of 16 bytes begins with the length of its value
+    first = column.offset * 4
+    views = memoryview(column.buffers()[1]).cast("i")[first : first + len(column) * 4 : 4]
+    valid: list[bool] = column.is_valid().to_pylist()
+    return pa.array([length if there else 0 for length, there in zip(views, valid, strict=True)], pa.int64())
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values without a dictionary."""
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 class _Headers:
@@ -95,73 +146,60 @@ class _Headers:
         self.ends: list[int] = []
 
 
-def _headers(column: pa.ChunkedArray) -> _Headers:
-    """Headers from a map, or from a list of pairs of key and value.
+def _pairs(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
+    """The names and values of all headers of some rows, one after the other, and how many each row has.
 
-    Keys and values are taken out of the lists as columns: an object for each pair would cost more than all the rest.
+    They come from a map, or from a list of pairs of key and value, and are taken out of the lists as columns: an object
+    for each pair would cost more than all the rest.
     """
-    found = _Headers()
     kind = column.type
+    if pa.types.is_null(kind):
+        return None
     if pa.types.is_map(kind):
         column = column.cast(pa.list_(pa.struct({"key": kind.key_type, "value": kind.item_type})))
-    elif pa.types.is_null(kind):
-        found.ends = [0] * len(column)
-        return found
-    elif not _is_list(kind):
-        raise _no_headers()
+    counts = pc.fill_null(pc.list_value_length(column), 0)
+    items = column.flatten()
+    if items.null_count:
+        raise arrow_kinds.bad_headers()
+    if pa.types.is_struct(items.type):
+        fields = items.flatten()
+        kind = items.type
+        return fields[kind.get_field_index("key")], fields[kind.get_field_index("value")], counts
+    # pairs as lists of two
+    if len(items) and not pc.all(pc.equal(pc.list_value_length(items), 2)).as_py():
+        raise arrow_kinds.bad_headers()
+    both = items.flatten()
+    places = pa.array(range(0, len(both), 2), pa.int64())
+    return both.take(places), both.take(pc.add(places, 1)), counts
+
+
+def _headers(pairs: tuple[pa.Array, pa.Array, pa.Array]) -> _Headers:
+    found = _Headers()
+    names, values = _texts(pairs[0]), _texts(pairs[1])
+    if not _NAMES.issuperset(map(type, names)) or not _VALUES.issuperset(map(type, values)):
+        raise arrow_kinds.bad_headers()
+    found.names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else cast(str, name) for name in names]
+    found.values = values
     end = 0
-    for chunk in column.chunks:
-        names, values = _pairs(chunk)
-        found.names += names
-        found.values += values
-        lengths: list[int] = pc.fill_null(pc.list_value_length(chunk), 0).to_pylist()
-        for length in lengths:
-            end += length
-            found.ends.append(end)
+    counts: list[int] = pairs[2].to_pylist()
+    for count in counts:
+        end += count
+        found.ends.append(end)
     return found
 
 
-def _pairs(chunk: pa.Array) -> tuple[list[str], list[object]]:
-    """The names and values of all headers of some rows, one after the other."""
-    items = chunk.flatten()
-    if not len(items):
-        return [], []
-    if items.null_count:
-        raise _no_headers()
-    if pa.types.is_struct(items.type):
-        places = [items.type.get_field_index(name) for name in ("key", "value")]
-        if min(places) < 0:
-            raise _no_headers()
-        fields = items.flatten()
-        names, values = (_texts(fields[place]) for place in places)
-    else:
-        # pairs as lists of two
-        if not _is_list(items.type) or not pc.all(pc.equal(pc.list_value_length(items), 2)).as_py():
-            raise _no_headers()
-        both = _texts(items.flatten())
-        names, values = both[::2], both[1::2]
-    if not _NAMES.issuperset(map(type, names)) or not _VALUES.issuperset(map(type, values)):
-        raise _no_headers()
-    return [name.decode("utf-8", "replace") if isinstance(name, bytes) else cast(str, name) for name in names], values
-
-
-def _texts(column: pa.Array | pa.ChunkedArray) -> list[object]:
+def _texts(column: pa.Array) -> list[object]:
     """Values as texts where they are, so that other protocols can show them."""
     found: list[object]
-    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    column = _plain(column)
+    if not arrow_kinds.is_bytes(column.type):
+        found = column.to_pylist()
+        return found
     try:
-        found = (column.cast(pa.large_string()) if is_bytes else column).to_pylist()
+        found = column.cast(pa.large_string()).to_pylist()
     except pa.ArrowInvalid:
         found = [_text(value) for value in column.to_pylist()]
     return found
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _no_headers() -> InvalidArgument:
-    return InvalidArgument("headers are pairs of a text and a text or bytes", argument="headers")
 
 
 def _text(value: object) -> object:
@@ -175,7 +213,7 @@ def _text(value: object) -> object:
 
 
 def _check_targets(columns: dict[str, list[Any]], names: Mapping[str, str]) -> None:
-    for target in TARGETS:
+    for target in arrow_kinds.TARGETS:
         for value in set(columns.pop(target, ())):
             if value is not None and value != names[target]:
                 raise InvalidArgument(
@@ -183,39 +221,49 @@ def _check_targets(columns: dict[str, list[Any]], names: Mapping[str, str]) -> N
                 )
 
 
-def _rows(
-    columns: dict[str, list[Any]], headers: _Headers | None, count: int, key: str, now_ms: int, is_for_stream: bool
-) -> list[Row]:
+def _rows(part: _Part, key: str, names: Mapping[str, str], now_ms: int) -> Part:
+    columns = {name: part.values(name) for name in part.columns}
+    _check_targets(columns, names)
     values: list[bytes] = columns["value"]
-    if len(columns) == 1 and headers is None:
-        return [Row(key, _PLAIN, value) for value in values]
-    _check_numbers(columns, is_for_stream)
+    if len(columns) == 1 and part.headers is None:
+        return Part([key], [_PLAIN], values, [0], [0], [-1])
+    _check_numbers(columns, bool(names["stream"]))
+    count = part.count
     absent: list[Any] = [None] * count
     keys: list[str | None] = columns.get("routing_key", absent)
     partitions: list[int | None] = columns.get("partition", absent)
     priorities: list[int | None] = columns.get("priority", absent)
     delays: list[int | None] = columns.get("delay_ms", absent)
     expirations: list[int | None] = columns.get("expiration_ms", absent)
-    encoder = _Encoder(columns, headers, absent)
-    rows: list[Row] = []
+    encoder = _Encoder(columns, None if part.headers is None else _headers(part.headers), absent)
+    made_props: list[bytes] = []
+    expiries: list[int] = []
     for i in range(count):
-        own = keys[i]
-        if own is None:
-            own = key
-        elif len(own) * 4 > KEY_MAX_BYTES and len(own.encode()) > KEY_MAX_BYTES:
-            raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
-        partition, expiration, priority = partitions[i], expirations[i], priorities[i] or 0
         due_ms = now_ms + (delays[i] or 0)
-        expires_ms = due_ms + expiration if expiration else 0
-        props = encoder.props(i, due_ms if delays[i] else 0, priority)
-        rows.append(Row(own, props, values[i], priority, expires_ms, -1 if partition is None else partition))
-    return rows
+        expiration = expirations[i]
+        expiries.append(due_ms + expiration if expiration else 0)
+        made_props.append(encoder.props(i, due_ms if delays[i] else 0, priorities[i] or 0))
+    return Part(
+        [key] if "routing_key" not in columns else _keys(keys, key),
+        made_props,
+        values,
+        [0] if "priority" not in columns else [number or 0 for number in priorities],
+        [0] if "expiration_ms" not in columns else expiries,
+        [-1] if "partition" not in columns else [-1 if number is None else number for number in partitions],
+    )
+
+
+def _keys(keys: list[str | None], key: str) -> list[str]:
+    for own in keys:
+        if own is not None and len(own) * 4 > KEY_MAX_BYTES and len(own.encode()) > KEY_MAX_BYTES:
+            raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
+    return [key if own is None else own for own in keys]
 
 
 def _check_numbers(columns: dict[str, list[Any]], is_for_stream: bool) -> None:
     if is_for_stream and any(columns.get("delay_ms", ())):
         raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
-    for name in _NUMBERS:
+    for name in arrow_kinds.NUMBERS:
         if name != "priority" and any(number < 0 for number in columns.get(name, ()) if number is not None):
             raise InvalidArgument(f"{name} must not be negative", argument=name)
 
@@ -246,7 +294,7 @@ class _Encoder:
         try:
             return properties.encode(made, self._fields(i, self._keys[i], due_ms))
         except InvalidArgument as error:
-            if error.argument not in COLUMNS:
+            if error.argument not in arrow_kinds.COLUMNS:
                 error.argument = "headers"
             raise
 
@@ -259,14 +307,13 @@ class _Encoder:
             at = self._at
             end: i64 = headers.ends[i]
             self._at = end
+            # of several with one name the last counts, and a column more than a header
+            last = {names[i]: i for i in range(at, end)} if end - at > 1 else None
             while at < end:
                 name = names[at]
-                # of several with one name the last counts, and a column more than a header
                 again = (key is not None and name == KEY_HEADER) or (due_ms != 0 and name == DUE_HEADER)
-                later = at + 1
-                while later < end and not again:
-                    again = names[later] == name
-                    later += 1
+                if last is not None and last[name] != at:
+                    again = True
                 if not again:
                     write_short(w, name, name)
                     write_field(w, headers.values[at], name, 1)

@@ -17,6 +17,7 @@ from typing import Final
 
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.store import disk
+from rookery.store.ownership import write_end
 from rookery.store.repair import inspect
 from rookery.store.segments import Segments, check_is_journal, sealed_files
 
@@ -106,6 +107,7 @@ class _Copy:
         self._copy_epoch()
         _sync_directory(self._partial)
         batches = self._checked()
+        _sync_directory(self._partial)
         self._partial.rename(self._target)
         _sync_directory(self._target.parent)
         source = str(self._segments.directory)
@@ -175,6 +177,8 @@ class _Copy:
             with Path(report.unfinished.file).open("rb+") as file:
                 file.truncate(report.unfinished.offset)
                 disk.sync_data(file.fileno())
+        if report.segments:
+            write_end(self._partial, report.segments[-1].number, max(found.last_batch for found in report.segments))
         self._advance(self._total - self._done)
         return report.batches
 

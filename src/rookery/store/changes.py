@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rookery._version import __version__
 from rookery.core import definitions, streams
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
@@ -56,6 +57,7 @@ def state(shard: Shard, access: Access | None) -> dict[str, Any]:
         if queue.number
     ]
     return {
+        "written_by": __version__,
         "definitions": whole,
         "numbers": numbers,
         "condemned": {path: due for path, (due, _) in shard.condemned.items()},
@@ -111,7 +113,7 @@ def restore(shard: Shard, document: dict[str, Any], access: Access | None) -> No
     for name in keys:
         shard.tenants[name].dedup = Dedup()
         shard.delete_tenant(name)
-    definitions.load(shard, document["definitions"], access)
+    definitions.restore(shard, document["definitions"], access)
     for name, made in shard.tenants.items():
         made.dedup = keys.get(name, made.dedup)
         made.heed_limits()
@@ -158,7 +160,7 @@ def replay(shard: Shard, row: dict[str, Any], access: Access | None) -> None:
     elif operation == "face":
         tenant.set_face_defaults(row["face"], row["defaults"])
     elif operation == "policy":
-        tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"]))
+        tenant.set_policy(Policy(row["name"], row["pattern"], row["settings"], row["priority"], stored=True))
     elif operation in STAGING:
         shard.staging.replay(operation, tenant, row)
     elif operation in CUTS:
@@ -226,7 +228,8 @@ def _replay_stream(shard: Shard, tenant: Tenant, row: dict[str, Any]) -> None:
         if stream is None:
             return
         if operation == "drop-group":
-            stream.groups.pop(row["group"], None)
+            if stream.groups.pop(row["group"], None) is not None:
+                tenant.groups -= 1
         else:
             group = group_of(stream, row["group"])
             group.restore(dict(row["offsets"]))

@@ -12,11 +12,13 @@ from typing import Final, final
 from mypy_extensions import i32, i64, u8
 
 from rookery._bytes import BytesWriter, read_i32_be, read_i64_be, write_i32_le, write_i64_le
-from rookery.core.routing import Matcher, matcher
+from rookery.core.bindings import Matcher
+from rookery.core.routing import matcher
 from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument
 from rookery.fieldtables import after_field, after_name, read_field
-from rookery.properties import Places
+from rookery.properties import Places, readable
+from rookery.rendering import printed
 from rookery.store.records import RecordView
 
 ALL: Final = (
@@ -242,7 +244,10 @@ class Columns:
 
     def _add_props(self, data: bytes, start: i64, end: i64) -> None:
         places = self._places
-        places.read(data, start, end)
+        if not places.read(data, start, end):
+            # stored by a version that did not look into lists
+            data = readable(data[start:end])
+            places.read(data, 0, len(data))
         self._add_short(self.content_type, data, places.content_type)
         self._add_short(self.content_encoding, data, places.content_encoding)
         self._add_short(self.correlation_id, data, places.correlation_id)
@@ -269,12 +274,8 @@ class Columns:
     def _add_headers(self, data: bytes, pos: i64, end: i64) -> None:
         keyed = False
         while pos < end:
-            try:
-                kind = after_name(data, pos, end)
-                stop = after_field(data, kind, end)
-            except InvalidArgument:
-                # a table that cannot be read to its end has the headers before that
-                break
+            kind = after_name(data, pos, end)
+            stop = after_field(data, kind, end)
             if not keyed and kind - pos == KEY_BYTES and data[pos + 1 : kind] == _KEY:
                 keyed = True
                 if self.key is not None:
@@ -340,19 +341,11 @@ class Pattern:
 
 
 def field_bytes(data: bytes, pos: i64, stop: i64) -> bytes:
-    """The value of the header data[pos:stop]: texts and bytes as they are, everything else as it would be printed."""
+    """The value of the header data[pos:stop], as `rendering.printed` has it."""
     kind: i64 = i64(data[pos])
     if kind == 0x53 or kind == 0x78:  # S, x
         return data[pos + 5 : stop]
-    if kind == 0x56:  # V
-        return b""
-    try:
-        value, _ = read_field(data, pos, stop, 1)
-    except InvalidArgument:
-        return data[pos + 1 : stop]
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
-    return str(value).encode("utf-8", "replace")
+    return printed(read_field(data, pos, stop, 1)[0])
 
 
 def check_columns(names: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ is decided by the medium.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -31,6 +32,7 @@ FULL: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 # Running out of descriptors is no fault of the disk either.
 NOT_NOW: Final = FULL | {errno.EMFILE, errno.ENFILE}
 _UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOTSUP})
+_NO_LOCKS: Final = _UNSUPPORTED | {errno.EBADF, errno.ENOLCK, errno.EISDIR}
 _FLAGS: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -73,15 +75,19 @@ def read_text(path: Path) -> str:
         os.close(fd)
 
 
-def write_text(path: Path, text: str, *, sync: bool) -> None:
-    """Make a small file with this text, or replace what is in it."""
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+def write_text(path: Path, text: str, *, sync: bool, new: bool = False) -> None:
+    """Make a small file with this text, or replace what is in it; with `new`, FileExistsError if it exists."""
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC))
     try:
         data = memoryview(text.encode())
         if write_at(fd, data, 0) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if sync:
             sync_data(fd)
+    except OSError:
+        if new:
+            path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 
@@ -136,31 +142,80 @@ def close_directory(fd: int) -> None:
 class Lock:
     """A lock file, locked, with the pid of its owner; the system unlocks it when the process dies.
 
-    Two locks on one file exclude each other in one process, too.
+    The directory is locked as well, where the system can lock directories: a lock file that someone removes takes no
+    lock with it. Two locks on one file exclude each other in one process, too.
     """
 
     def __init__(self, path: Path) -> None:
+        self._directory = _lock_directory(path)
+        try:
+            self._fd = _lock_file(path)
+        except BaseException:
+            close_directory(self._directory)
+            raise
+
+    def release(self) -> None:
+        """Unlock, also for the copies of the descriptors that forked children may have."""
+        if sys.platform != "win32":
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if self._directory >= 0:
+                fcntl.flock(self._directory, fcntl.LOCK_UN)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the descriptors; the lock stays with the process that took it."""
+        os.close(self._fd)
+        close_directory(self._directory)
+
+
+def _lock_directory(path: Path) -> int:
+    """A descriptor of the lock file's directory, locked; -1 where directories cannot be locked."""
+    fd = open_directory(path.parent)
+    if fd < 0:
+        return fd
+    try:
+        if try_lock(fd):
+            return fd
+    except OSError as error:
+        # some network file systems lock files, but no directories
+        os.close(fd)
+        if error.errno in _NO_LOCKS:
+            return -1
+        raise
+    os.close(fd)
+    owner = "another process"
+    with contextlib.suppress(OSError):
+        owner = _owner(read_text(path))
+    raise StoreLocked(f"the data directory {path.parent} is in use by {owner} (see {path})")
+
+
+def _lock_file(path: Path) -> int:
+    """A descriptor of the lock file, locked, with this process's pid in it."""
+    while True:
         fd = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not try_lock(fd):
-                raise StoreLocked(f"the data directory {path.parent} is in use by {_owner(fd)} (see {path})")
+                owner = _owner(read_at(fd, 64, 0).decode("ascii", "replace"))
+                raise StoreLocked(f"the data directory {path.parent} is in use by {owner} (see {path})")
+            if sys.platform != "win32" and not _is_at(path, fd):
+                # someone removed it in between: a lock on a file without a name keeps nobody out
+                os.close(fd)
+                continue
             since = datetime.now(UTC).isoformat(timespec="seconds")
             # Always as long, so that on a full disk the block of the last owner will do.
             write_at(fd, memoryview(f"{os.getpid()} {since}".ljust(63).encode() + b"\n"), 0)
         except BaseException:
             os.close(fd)
             raise
-        self._fd = fd
+        return fd
 
-    def release(self) -> None:
-        """Unlock, also for the copies of the descriptor that forked children may have."""
-        if sys.platform != "win32":
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        os.close(self._fd)
 
-    def abandon(self) -> None:
-        """In a forked child: close this copy of the descriptor; the lock stays with the process that took it."""
-        os.close(self._fd)
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether this is the file of that name."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def try_lock(fd: int) -> bool:
@@ -179,9 +234,9 @@ def try_lock(fd: int) -> bool:
     return True
 
 
-def _owner(fd: int) -> str:
-    """Who holds the lock, in words."""
-    match = re.match(r"(\d+) (\S+)", read_at(fd, 64, 0).decode("ascii", "replace"))
+def _owner(text: str) -> str:
+    """Who holds the lock, in words, by what the lock file says."""
+    match = re.match(r"(\d+) (\S+)", text)
     if match is None:
         return "another process"
     who = "this process, pid" if int(match[1]) == os.getpid() else "process"

@@ -3,11 +3,17 @@
     00000001.log …   the segments; the one in use is laid out in advance and ends in zeros
     lock             held by the owner, whose pid and time of acquisition are in it
     epoch            the number of the newest ownership
+    end              the newest segment that was begun, and a batch that the journal certainly has: `segment batch`
     reserve          space that is given up when an urgent batch meets a full disk
     failed           left behind when a write or sync failed: the next owner writes the last segments again
 
 The thread does everything that changes the journal, in the order of the calls. It never retries what failed: after an
 error of the disk nobody knows what is on it.
+
+Locks keep a second owner out. Where they fail, the epoch decides. An owner looks at it after each batch, before it
+answers, so a batch that was answered was written before the epoch was raised, and the next owner, who reads the journal
+after that, finds it. Owners share no file that they write: each creates its segments, under numbers that were never in
+use, and removes only what it had listed while the epoch was its own (`docs/durability.md` has the argument).
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from typing import Final
 from rookery.errors import Fenced, InvalidArgument, RookeryError, StoreDamaged, StoreError, StoreFailed, StoreFull
 from rookery.store import disk
 from rookery.store.medium import Done, Medium
+from rookery.store.ownership import Ownership, check_end, read_end
 
 SEGMENT_BYTES: Final = 64 << 20
 RESERVE_BYTES: Final = 8 << 20
@@ -65,10 +72,10 @@ class FileMedium(Medium):
         self._sync_file = sync_file
         self._reserve = disk.Reserve(self._directory / "reserve", reserve_bytes)
         self._readers = disk.Readers()
-        self._lock: disk.Lock | None = None
-        self._directory_fd = -1
-        self._epoch = 0
+        self._ownership = Ownership(self._directory)
+        self._listed: dict[int, int] | None = None
         self._tail: _Tail | None = None
+        self._begun: _Tail | None = None
         self._seq = 0
         self._last_bytes = -1
         self._resumed = False
@@ -100,7 +107,7 @@ class FileMedium(Medium):
         except StoreError:
             self._disown()
             raise
-        return self._epoch
+        return self._ownership.epoch
 
     def _own(self) -> None:
         directory = self._directory
@@ -109,38 +116,13 @@ class FileMedium(Medium):
             parent = disk.open_directory(directory.parent)
             disk.sync_directory(parent)
             disk.close_directory(parent)
-        if self._lock is None:
-            self._lock = disk.Lock(directory / "lock")
-            # Kept open: a roll must not depend on a free descriptor halfway through.
-            self._directory_fd = disk.open_directory(directory)
-            _OWNED.add(self)
-        epoch = self._read_epoch() + 1
-        new = directory / "epoch.new"
-        disk.write_text(new, f"{epoch}\n", sync=True)
-        new.replace(directory / "epoch")
-        disk.sync_directory(self._directory_fd)
-        self._epoch = epoch
+        _OWNED.add(self)
+        self._ownership.acquire(not self._list())
+        self._listed = None
 
     def _disown(self) -> None:
-        self._epoch = 0
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        disk.close_directory(self._directory_fd)
-        self._directory_fd = -1
+        self._ownership.release()
         _OWNED.discard(self)
-
-    def _read_epoch(self) -> int:
-        path = self._directory / "epoch"
-        try:
-            text = disk.read_text(path)
-        except FileNotFoundError:
-            if not self.segments():
-                return 0
-            raise StoreDamaged(f"{path} is missing, but there are segments", file=str(path)) from None
-        if not re.fullmatch(r"\d+\n", text):
-            raise StoreDamaged(f"{path} holds no number", file=str(path))
-        return int(text)
 
     def _check_usable(self) -> None:
         if self._unusable is not None:
@@ -150,6 +132,13 @@ class FileMedium(Medium):
 
     def segments(self) -> list[tuple[int, int]]:
         self._check_usable()
+        begun = 0 if self._begun is None else self._begun.number
+        found = [(number, size) for number, size in self._list() if number != begun]
+        if self._listed is None and self._ownership.held:
+            self._listed = dict(found)
+        return found
+
+    def _list(self) -> list[tuple[int, int]]:
         found = []
         try:
             with os.scandir(self._directory) as entries:
@@ -168,6 +157,10 @@ class FileMedium(Medium):
         except OSError as error:
             raise StoreError(f"the data directory {self._directory} cannot be read: {error}") from error
         return sorted(found)
+
+    def recorded_end(self) -> tuple[int, int]:
+        self._check_usable()
+        return read_end(self._directory)
 
     def name(self, segment: int) -> str:
         return str(self._path(segment))
@@ -192,14 +185,16 @@ class FileMedium(Medium):
 
     # Writing: what the owner calls
 
-    def resume(self, segment: int, offset: int, seq: int) -> None:
+    def resume(self, segment: int, offset: int, seq: int) -> int:
         self._check_usable()
-        assert self._lock is not None, "acquire first"
+        assert self._ownership.held, "acquire first"
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
         self._submit(lambda: self._answer(lambda: self._resume(segment, offset, seq), answers.put))
         error = answers.get()
         if error is not None:
             raise error
+        assert self._begun is not None
+        return self._begun.number
 
     def append(
         self, epoch: int, seq: int, segment: int, data: bytes, sync: bool, done: Done, *, urgent: bool = False
@@ -217,16 +212,16 @@ class FileMedium(Medium):
 
     def sync(self, done: Done) -> None:
         self._check_usable()
-        self._submit(lambda: self._answer(self._sync, done))
+        self._submit(lambda: self._answer(self._sync_all, done))
 
     def delete(self, segment: int) -> None:
         self._check_usable()
-        assert self._lock is not None, "acquire first"
+        assert self._ownership.held, "acquire first"
         path = self._path(segment)
         if segment in self._deleted or not path.exists():
             raise InvalidArgument(f"there is no segment {path}", argument="segment")
         tail = self._tail
-        if segment == (self.segments()[-1][0] if tail is None else tail.number):
+        if segment == (self._list()[-1][0] if tail is None else tail.number):
             raise InvalidArgument(f"segment {segment} is the last one", argument="segment")
         self._deleted.add(segment)
         self._submit(lambda: self._answer(lambda: self._delete(segment), lambda _: None))
@@ -248,26 +243,36 @@ class FileMedium(Medium):
             self._thread.join()
         for sweeper in self._sweepers:
             sweeper.join()
-        if self._tail is not None:
-            with contextlib.suppress(OSError):
-                if self._failure is None:
-                    os.ftruncate(self._tail.fd, self._tail.end)
-            os.close(self._tail.fd)
-            self._tail = None
+        if self._resumed and self._failure is None:
+            # without it the next start is as after a crash
+            with contextlib.suppress(OSError, StoreError):
+                self._close_in_order()
+        self._close_tails()
         self._readers.close()
         self._disown()
+
+    def _close_in_order(self) -> None:
+        """Leave segments that end with their last batch, and say which that is."""
+        self._ownership.check()
+        for tail in (self._tail, self._begun):
+            if tail is not None:
+                os.ftruncate(tail.fd, tail.end)
+        self._sync()
+        newest = self._begun or self._tail
+        if newest is not None:
+            self._ownership.record_end(newest.number, self._seq)
+
+    def _close_tails(self) -> None:
+        for tail in (self._tail, self._begun):
+            if tail is not None:
+                os.close(tail.fd)
+        self._tail = self._begun = None
 
     def _abandon(self) -> None:
         """In a forked child: the parent's journal is none of its business, and the lock must die with the parent."""
         self._unusable = f"the medium {self._directory} belongs to the process that this one was forked from"
-        if self._tail is not None:
-            os.close(self._tail.fd)
-            self._tail = None
-        if self._lock is not None:
-            self._lock.abandon()
-            self._lock = None
-        disk.close_directory(self._directory_fd)
-        self._directory_fd = -1
+        self._close_tails()
+        self._ownership.abandon()
         # The old ones may be locked by a thread that does not exist here.
         self._readers = disk.Readers()
 
@@ -302,40 +307,81 @@ class FileMedium(Medium):
     def _check_sound(self) -> None:
         if self._failure is not None:
             raise StoreFailed(self._failure)
+        self._ownership.check_known()
 
     # Writing: in the thread
 
     def _resume(self, segment: int, offset: int, seq: int) -> None:
         self._check_sound()
-        sizes = dict(self.segments())
-        later = [number for number in sizes if number > segment]
-        if len(later) > 1:
-            raise InvalidArgument(f"segments {later} lie beyond segment {segment}", argument="segment")
+        self.segments()
+        sizes = self._listed
+        assert sizes is not None
+        later = [number for number in sizes if number > segment and number not in self._deleted]
         if segment != 0 and segment not in sizes:
             raise InvalidArgument(f"there is no segment {self._path(segment)}", argument="segment")
-        if not 0 <= offset <= sizes.get(segment, 0):
+        # A fenced owner may have written on after the listing.
+        if not 0 <= offset <= (self._path(segment).stat().st_size if segment else 0):
             raise InvalidArgument(f"{self._path(segment)} has no offset {offset}", argument="offset")
         if seq < 0 or (segment == 0 and seq != 0):
             raise InvalidArgument(f"the journal cannot end with batch {seq} there", argument="seq")
+        newest = max(sizes, default=0)
+        check_end(self._directory, self._path(newest), newest, seq)
+        # After the listing: what a newer owner had begun by then is not touched.
+        self._ownership.check()
         failed = self._directory / "failed"
         if failed.exists():
             self._renew(max((number for number in sizes if number < segment), default=0), None)
             self._renew(segment, offset)
-        if self._tail is not None:
-            os.close(self._tail.fd)
-            self._tail = None
+        self._close_tails()
         if segment:
-            self._tail = tail = _Tail(segment, disk.open_file(self._path(segment), os.O_RDWR), offset)
-            os.ftruncate(tail.fd, offset)
-            self._lay_out(tail)
-            self._sync_file(tail.fd)
+            fd = disk.open_file(self._path(segment), os.O_RDWR)
+            try:
+                os.ftruncate(fd, offset)
+                self._sync_file(fd)
+            finally:
+                os.close(fd)
+        self._seq = seq
+        self._last_bytes = -1
+        self._begin_first(newest + 1)
+        # Only now that a later one is there: so a number is never used twice.
         for number in later:
             self._readers.remove(number, self._path(number))
         failed.unlink(missing_ok=True)
-        disk.sync_directory(self._directory_fd)
-        self._seq = seq
-        self._last_bytes = -1
+        self._ownership.sync_directory()
         self._resumed = True
+
+    def _begin_first(self, number: int) -> None:
+        """Begin this owner's first segment, under the next number that is free."""
+        while True:
+            try:
+                try:
+                    self._begin(number)
+                except OSError as error:
+                    if error.errno not in disk.FULL or not self._reserve.give_up():
+                        raise
+                    self._begin(number)
+                return
+            except FileExistsError:
+                # An earlier owner had not noticed yet. A later one raised the epoch before it began anything.
+                self._ownership.check()
+                number += 1
+            except OSError as error:
+                if error.errno in disk.NOT_NOW:
+                    raise StoreFull(f"there is no room for a segment in {self._directory}: {error}") from error
+                raise
+
+    def _begin(self, number: int) -> None:
+        """Create a segment. It is listed when it has its first batch."""
+        fd = disk.open_file(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        begun = _Tail(number, fd, 0)
+        try:
+            self._lay_out(begun)
+            self._ownership.sync_directory()
+        except BaseException:
+            os.close(fd)
+            raise
+        self._begun = begun
+        self._ownership.record_end(number, self._seq)
 
     def _renew(self, segment: int, end: int | None) -> None:
         """Write what is in a segment once more, and sync it.
@@ -356,14 +402,15 @@ class FileMedium(Medium):
 
     def _append(self, epoch: int, seq: int, segment: int, data: bytes, sync: bool, urgent: bool) -> None:
         self._check_sound()
-        if epoch != self._epoch:
-            raise Fenced(f"epoch {epoch} is not current, {self._epoch} is")
+        if epoch != self._ownership.epoch:
+            raise Fenced(f"epoch {epoch} is not current, {self._ownership.epoch} is")
         last = 0 if self._tail is None else self._tail.number
+        following = last + 1 if self._begun is None else self._begun.number
         if seq != self._seq or segment != last or not self._is_last(data):
             if seq != self._seq + 1:
                 raise StoreError(f"batch {seq} does not follow batch {self._seq}, or is not the same as before")
-            if segment != last + 1 and (segment != last or self._tail is None):
-                raise StoreError(f"segment {segment} does not follow segment {last}")
+            if segment != following and (segment != last or self._tail is None):
+                raise StoreError(f"segment {segment} does not follow segment {last}; {following} does")
             if not urgent and not self._reserve.take():
                 raise StoreFull(f"the disk under {self._directory} is full: what is left is reserved")
             full = self._store(segment, data)
@@ -375,6 +422,7 @@ class FileMedium(Medium):
             self._last_bytes = len(data)
         if sync:
             self._sync()
+        self._ownership.check()
 
     def _is_last(self, data: bytes) -> bool:
         """Whether this is the batch written last."""
@@ -388,30 +436,23 @@ class FileMedium(Medium):
         if tail is not None and segment == tail.number:
             return self._write(tail, data)
         self._sync()
-        try:
-            if self._read_epoch() != self._epoch:
-                # Only possible when someone removed the lock file from under its owner.
-                self._epoch = 0
-                raise Fenced(f"another process has acquired {self._directory}")
-            fd = disk.open_file(self._path(segment), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        except OSError as error:
-            if error.errno in disk.NOT_NOW:
-                return error
-            raise
-        fresh = _Tail(segment, fd, 0)
-        try:
-            self._lay_out(fresh)
-            disk.sync_directory(self._directory_fd)
-            full = self._write(fresh, data)
-        except BaseException:
-            os.close(fd)
-            raise
+        if self._begun is None:
+            self._ownership.check()
+            try:
+                self._begin(segment)
+            except FileExistsError:
+                self._ownership.check()
+                raise
+            except OSError as error:
+                if error.errno in disk.NOT_NOW:
+                    return error
+                raise
+        begun = self._begun
+        assert begun is not None
+        full = self._write(begun, data)
         if full is not None:
-            os.close(fd)
-            self._readers.remove(segment, self._path(segment))
-            disk.sync_directory(self._directory_fd)
             return full
-        self._tail = fresh
+        self._tail, self._begun = begun, None
         if tail is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(tail.fd, tail.end)
@@ -458,8 +499,12 @@ class FileMedium(Medium):
             self._sync_file(tail.fd)
             tail.unsynced = False
 
-    def _delete(self, segment: int) -> None:
+    def _sync_all(self) -> None:
         self._sync()
+        self._ownership.check()
+
+    def _delete(self, segment: int) -> None:
+        self._sync_all()
         assert self._tail is None or segment != self._tail.number, "the last segment cannot be deleted"
         path = self._path(segment)
         last = -1
@@ -470,7 +515,7 @@ class FileMedium(Medium):
                 last = disk.open_file(path, os.O_RDONLY)
         try:
             self._readers.remove(segment, path)
-            disk.sync_directory(self._directory_fd)
+            self._ownership.sync_directory()
         finally:
             if last >= 0:
                 self._let_go(last)

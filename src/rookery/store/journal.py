@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rookery._bytes import BytesWriter, read_i32_be
+from rookery._version import __version__
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
 from rookery.core.entries import DELAYED, LEASED
@@ -23,7 +24,7 @@ from rookery.core.paging import PLACE_BITS
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
-from rookery.errors import RookeryError, StoreDamaged, StoreFailed, StoreFull, StoreUnavailable
+from rookery.errors import RookeryError, StoreDamaged, StoreError, StoreFailed, StoreFull, StoreUnavailable
 from rookery.store import changes, records
 from rookery.store.compression import packer
 from rookery.store.medium import Medium
@@ -54,6 +55,9 @@ FREE_BYTES_MIN: Final = 64 << 20
 
 IDS_PER_OWNER: Final = 1 << 20
 """More message numbers than an owner gives out before it has written one batch for good."""
+
+SMALL_SEGMENTS_MAX: Final = 32
+"""Each start begins a segment. When there are more than this, and they would fit into one, the smallest is retired."""
 
 SYNCS: Final = ("always", "interval", "os")
 
@@ -126,7 +130,9 @@ class Journal:
         self._lazy_since_ms: int | None = None
         self._unsynced_since_ms: int | None = None
         self._retiring: _Retiring | None = None
+        self._first_segment = 0
         self._closed = False
+        self._written_by = ""
         self._synced = 0
         self._tidy_soon = False
         self._tidy_at_ms = 0
@@ -151,8 +157,8 @@ class Journal:
         self._recovery = recovery
         found = self.medium.segments()
         shard.recovering = True
-        recovery.scan(found)
-        shard.recovering = False
+        self._scan(recovery, found)
+        shard.end_recovery()
         if recovery.epoch >= epoch:
             name = self.medium.name(int(recovery.last_segment))
             raise StoreDamaged(
@@ -167,7 +173,7 @@ class Journal:
         owners = epoch - int(recovery.epoch)
         shard.last_id = max(int(shard.last_id), int(recovery.ids_ceiling)) + owners * IDS_PER_OWNER
         # what says that a segment is not needed may not be synced yet: resuming does that
-        self.medium.resume(int(recovery.last_segment), int(recovery.last_offset), self._seq)
+        self._first_segment = self.medium.resume(int(recovery.last_segment), int(recovery.last_offset), self._seq)
         self._synced = self._seq
         for number, end in recovery.ends.items():
             if number in recovery.retired:
@@ -193,12 +199,27 @@ class Journal:
         shard.streams_due_ms = 0
         return recovery
 
+    def _scan(self, recovery: Recovery, found: list[tuple[int, int]]) -> None:
+        try:
+            recovery.scan(found, self.medium.recorded_end())
+        except StoreError:
+            raise
+        except Exception as error:  # what another version writes may fail anywhere
+            by = self._written_by
+            newer = f"Rookery {by}" if by and by != __version__ else "probably a newer version of Rookery"
+            raise StoreError(
+                f"the journal holds what Rookery {__version__} does not understand ({type(error).__name__}: {error}); "
+                f"it was written by {newer}. Start that version or a later one, or restore a backup that was made "
+                "before the upgrade (docs/durability.md). No message was changed"
+            ) from error
+
     def _access_changed(self, operation: str, details: dict[str, object]) -> None:
         self.log.change(operation, "", details)
 
     def _replay(self, kind: int, document: Any) -> None:
         """Apply a document of the journal to the shard."""
         if kind == STATE:
+            self._written_by = str(document.get("written_by", ""))
             changes.restore(self.shard, document, self.access)
         elif kind == DEFINE and document["op"] == "forget":
             forgotten = (document["tenant"], document["scope"])
@@ -304,7 +325,7 @@ class Journal:
     def _write(self) -> None:
         log = self.log
         taken = log.take_changes()
-        if not self.segments or self.segments[-1].grown() >= self.segment_bytes:
+        if self._first_segment or self.segments[-1].grown() >= self.segment_bytes:
             # the state says all that the changes would
             taken = [change for change in taken if change[0] == "forget"]
             self._note_changes(taken)
@@ -450,8 +471,14 @@ class Journal:
         self.pump()
 
     def _roll(self) -> None:
-        """Begin a segment with all that older segments would be needed for, but for messages, keys and settles."""
-        number = self.segments[-1].number + 1 if self.segments else 1
+        """Begin a segment with all that older segments would be needed for, but for messages, keys and settles.
+
+        An owner begins with one of its own. `ends` says what it found of the others: what a fenced owner may yet write
+        behind that does not count.
+        """
+        number = self._first_segment or self.segments[-1].number + 1
+        self._first_segment = 0
+        ends = {str(segment.number): segment.size for segment in self.segments}
         segment = _Segment(number, 0, 0, 0)
         self.segments.append(segment)
         self.log.open_segment(number)
@@ -459,6 +486,7 @@ class Journal:
         self._tidy_soon = True
         state = changes.state(self.shard, self.access)
         state["segments"] = [segment.number for segment in self.segments]
+        state["ends"] = ends
         segment.state_bytes = len(records.encode_json(state))
         self.log.note_first(STATE, state)
 
@@ -510,6 +538,10 @@ class Journal:
                 self._retiring = _Retiring(self, segment, scan=True)
                 return
         total = sum(segment.grown() for segment in closed)
+        if len(closed) > SMALL_SEGMENTS_MAX and total < len(closed) * self.segment_bytes // 4:
+            smallest = min(closed, key=lambda segment: needed[segment])
+            self._retiring = _Retiring(self, smallest, scan=True)
+            return
         if total > 4 * self.segment_bytes and sum(needed.values()) * 2 < total:
             worst = min(closed, key=lambda segment: needed[segment] / max(1, segment.grown()))
             self._retiring = _Retiring(self, worst, scan=True)

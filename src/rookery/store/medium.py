@@ -36,6 +36,15 @@ class Medium(ABC):
         """
 
     @abstractmethod
+    def recorded_end(self) -> tuple[int, int]:
+        """(segment, batch) as they were when a segment was last begun, or the medium closed: the newest segment, and
+        the last batch before it, or in it. (0, 0) if nothing was recorded.
+
+        The journal has all batches up to that one. In earlier segments, it has no later ones: those are of an owner
+        that was fenced, and were not answered.
+        """
+
+    @abstractmethod
     def name(self, segment: int) -> str:
         """What a message to a person calls the segment, such as its path."""
 
@@ -47,13 +56,15 @@ class Medium(ABC):
         """
 
     @abstractmethod
-    def resume(self, segment: int, offset: int, seq: int) -> None:
-        """The journal ends at `offset` of `segment` with batch `seq`: the next append is seq + 1, and goes there.
+    def resume(self, segment: int, offset: int, seq: int) -> int:
+        """The journal ends at `offset` of `segment` with batch `seq`: the next append is seq + 1, and begins the
+        segment whose number this returns: later than any that was listed, so no owner writes into another's segment.
 
-        What lies beyond is the rest of an unfinished append. When this returns it can never be read again: later bytes
-        of the segment are zeros or not there, and a later segment is gone. An append touches one new segment at most,
-        so more than one later segment, or a place that is not there, raises InvalidArgument and changes nothing.
+        What lies beyond the end is the rest of unfinished appends, and is removed: later bytes of the segment are zeros
+        or not there, later segments are gone. A place that is not there raises InvalidArgument and changes nothing.
         `resume(0, 0, 0)` is for a journal without any batch.
+
+        A journal that ends before its recorded end raises StoreDamaged, which says what is missing.
         """
 
     @abstractmethod
@@ -63,9 +74,10 @@ class Medium(ABC):
         """Write one batch at the end of the journal, and sync it and all before it if `sync`; `done` gets the outcome.
 
         At most one append is in flight. It is accepted if `epoch` is current (else Fenced), `seq` is the last accepted
-        one + 1, and `segment` is the last one, or the last + 1 to begin a new one (else StoreError). Before that, all
-        other segments are synced. Repeating the append accepted last, with the same data, is success and writes nothing
-        twice.
+        one + 1, and `segment` is the last one, or the last + 1 to begin a new one (else StoreError; after `resume` only
+        the one that it gave will do). Before that, all other segments are synced. Success says that the epoch was still
+        current after the batch was written, and synced if that was asked for. Repeating the append accepted last, with
+        the same data, is success and writes nothing twice.
 
         StoreFull: there was no room, nothing of the batch is left, and the same or another batch may be tried later.
         Ordinary batches leave a reserve alone; `urgent` is for batches that make room or take none for long (settles,

@@ -7,8 +7,9 @@ the groups that it needs, whatever the length of the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,10 +17,13 @@ import pyarrow.parquet as pq
 from rookery.core.ranges import FilePiece, TailPiece
 from rookery.core.routing import matcher
 from rookery.core.stream import Partition
-from rookery.errors import StoreDamaged
+from rookery.errors import RookeryError, StoreDamaged
 from rookery.store import arrow, records
 from rookery.store.columns import ENVELOPE, check_columns
 from rookery.store.schema import DIRECTORIES, schema_of
+
+_UNREADABLE: Final = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What is met in a file that is damaged: pyarrow does not check all that it reads, and its parts need not agree."""
 
 
 def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
@@ -27,16 +31,26 @@ def groups_of(file: pq.ParquetFile, start: int, stop: int) -> Iterator[int]:
     meta = file.metadata
     at = meta.schema.names.index("offset")
     for group in range(meta.num_row_groups):
-        statistics = meta.row_group(group).column(at).statistics
+        statistics = _statistics(meta, group, at)
         if statistics.max >= start and statistics.min < stop:
             yield group
+
+
+def _statistics(meta: pq.FileMetaData, group: int, at: int) -> Any:
+    """The statistics of a column in a row group. Where a damaged file says that the column has another type than its
+    schema does, pyarrow would end the process.
+    """
+    column = meta.row_group(group).column(at)
+    if column.physical_type != meta.schema.column(at).physical_type:
+        raise ValueError(f"row group {group} has another type for {column.path_in_schema}")
+    return column.statistics
 
 
 def batches(
     path: Path, start: int, stop: int, schema: pa.Schema, same: dict[str, Any], pattern: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """Rows of the sealed file at a path: see `batches_of`."""
-    with opened(path) as file:
+    with _reading(path) as file:
         yield from batches_of(file, start, stop, schema, same, pattern)
 
 
@@ -120,7 +134,7 @@ class Range:
 def records_of(path: Path, start: int, stop: int) -> list[bytes]:
     """Records of a sealed file as they stood in the journal, but for the number of their partition."""
     found: list[bytes] = []
-    with opened(path) as file:
+    with _reading(path) as file:
         for group in groups_of(file, start, stop):
             table = file.read_row_group(group, columns=["offset", "timestamp", "value", ENVELOPE])
             first = table.column("offset")[0].as_py()
@@ -142,11 +156,11 @@ def records_of(path: Path, start: int, stop: int) -> list[bytes]:
 
 def first_at(path: Path, stamp_ms: int) -> int | None:
     """The first offset in a file that was appended at this time or later."""
-    with opened(path) as file:
+    with _reading(path) as file:
         meta = file.metadata
         at = meta.schema.names.index("timestamp")
         for group in range(meta.num_row_groups):
-            last = meta.row_group(group).column(at).statistics.max
+            last = _statistics(meta, group, at).max
             if int(last.timestamp() * 1_000_000 + 0.5) // 1000 < stamp_ms:
                 continue
             table = file.read_row_group(group, columns=["offset", "timestamp"])
@@ -157,9 +171,21 @@ def first_at(path: Path, stamp_ms: int) -> int | None:
     return None
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[pq.ParquetFile]:
+    """A sealed file that is open; what cannot be read of it is damage."""
+    with opened(path) as file:
+        try:
+            yield file
+        except RookeryError:
+            raise
+        except _UNREADABLE as error:
+            raise StoreDamaged(f"{path} cannot be read: {error}", file=str(path)) from error
+
+
 def opened(path: Path) -> pq.ParquetFile:
     """A sealed file to be read."""
     try:
         return pq.ParquetFile(path, pre_buffer=False)
-    except (OSError, pa.ArrowInvalid) as error:
+    except _UNREADABLE as error:
         raise StoreDamaged(f"{path} cannot be read: {error}", file=str(path)) from error

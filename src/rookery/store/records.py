@@ -29,6 +29,7 @@ from mypy_extensions import i16, i32, i64, u8
 from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
 from rookery.model import Death, Message, Route
+from rookery.properties import readable
 from rookery.store.compression import unpack
 
 MAGIC: Final[i32] = 0x524B4231
@@ -379,13 +380,13 @@ class Reader:
                 self.count = i64(read_i32_be(data, pos + 17))
                 self.stop = pos + EXITS_BYTES
         elif kind == PUT:
-            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+            self.stop = pos + 5 + _length(data, pos + 1)
             self.number = read_i64_be(data, pos + _PUT_HEAD)
             self._skip_message(pos + _PUT_HEAD)
             self.placements = i64(read_i32_be(data, self._at))
             self._at += 4
         elif kind == RECORD:
-            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+            self.stop = pos + 5 + _length(data, pos + 1)
             self.queue = i64(read_i32_be(data, pos + 5))
             self.seq = read_i64_be(data, pos + 9)
             self.enqueued_ms = read_i64_be(data, pos + 17)
@@ -407,7 +408,7 @@ class Reader:
             self.segment = i64(read_i32_be(data, pos + 1))
             self.stop = pos + 5
         elif kind == DEFINE or kind == MARK or kind == STATE:
-            self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+            self.stop = pos + 5 + _length(data, pos + 1)
         else:
             raise InvalidArgument(f"unknown record kind {kind}", argument="record")
         if self.stop > self._end or self.stop <= pos:
@@ -427,12 +428,12 @@ class Reader:
             self.expires_ms = read_i64_be(data, at)
             at += 8
         if options & _HISTORY:
-            at += 12 + i64(read_i32_be(data, at + 8))
+            at += 12 + _length(data, at + 8)
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
-        self.props_bytes = i64(read_i32_be(data, at))
+        self.props_bytes = _length(data, at)
         at += 4 + self.props_bytes
-        self.body_bytes = i64(read_i32_be(data, at))
+        self.body_bytes = _length(data, at)
         at += 4 + self.body_bytes
         if options & _COMPRESSED:
             self.body_bytes = i64(read_i32_be(data, at))
@@ -489,7 +490,7 @@ class RecordView:
 
     def read(self, data: bytes, pos: i64) -> None:
         """Look at the RECORD that begins here."""
-        self.stop = pos + 5 + i64(read_i32_be(data, pos + 1))
+        self.stop = pos + 5 + _length(data, pos + 1)
         self.offset = read_i64_be(data, pos + 9)
         self.stamp = read_i64_be(data, pos + 17)
         at = pos + _RECORD_HEAD
@@ -506,7 +507,7 @@ class RecordView:
             self.expires_ms = read_i64_be(data, at)
             at += 8
         if options & _HISTORY:
-            at += 12 + i64(read_i32_be(data, at + 8))
+            at += 12 + _length(data, at + 8)
         self.exchange_at = at + 2
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
         self.exchange_end = at
@@ -514,14 +515,16 @@ class RecordView:
         at += 2 + (i64(read_i16_be(data, at)) & 0xFFFF)
         self.key_end = at
         self.props_at = at + 4
-        at += 4 + i64(read_i32_be(data, at))
+        at += 4 + _length(data, at)
         self.props_end = at
         self._body_at = at + 4
-        self._body_end = at + 4 + i64(read_i32_be(data, at))
+        self._body_end = at + 4 + _length(data, at)
 
     def body(self, data: bytes) -> bytes:
         body = data[self._body_at : self._body_end]
-        return unpack(body, self._options & _ZSTD != 0) if self._options & _COMPRESSED else body
+        if self._options & _COMPRESSED == 0:
+            return body
+        return unpack(body, self._options & _ZSTD != 0, i64(read_i32_be(data, self._body_end)))
 
     def envelope(self, data: bytes) -> bytes:
         """The message without its body; `message_of` puts them together again."""
@@ -546,6 +549,14 @@ def join_record(envelope: bytes, body: bytes, partition: i64, offset: i64, stamp
     write_i32_be(w, i32(len(body)))
     w.write(body)
     return w.getvalue()
+
+
+def _length(data: bytes, pos: i64) -> i64:
+    """How long a part is. Damage may make it negative, and compiled code may not slice backwards."""
+    size = i64(read_i32_be(data, pos))
+    if size < 0:
+        raise ValueError("a part of the record has a negative length")
+    return size
 
 
 def _stands_at(data: bytes, pos: i64, sought: bytes) -> bool:
@@ -593,7 +604,7 @@ def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0, like: Me
     history = b""
     if options & _HISTORY:
         origin = read_i64_be(data, at)
-        size = i64(read_i32_be(data, at + 8))
+        size = _length(data, at + 8)
         history = data[at + 12 : at + 12 + size]
         at += 12 + size
     if like is not None and not origin and not like.route.origin_id and _stands_at(data, at, like.route.record):
@@ -618,14 +629,14 @@ def read_message(data: bytes, routes: dict[bytes, Route], pos: i64 = 0, like: Me
                 route.deaths = decode_history(history)
             elif len(routes) < 10_000:
                 routes[wire] = route
-    size = i64(read_i32_be(data, at))
+    size = _length(data, at)
     if like is not None and len(like.props) == size and _stands_at(data, at + 4, like.props):
         props = like.props
     else:
-        props = data[at + 4 : at + 4 + size]
+        props = readable(data[at + 4 : at + 4 + size])
     at += 4 + size
-    size = i64(read_i32_be(data, at))
+    size = _length(data, at)
     body = data[at + 4 : at + 4 + size]
     if options & _COMPRESSED:
-        body = unpack(body, options & _ZSTD != 0)
+        body = unpack(body, options & _ZSTD != 0, i64(read_i32_be(data, at + 4 + size)))
     return Message(route, props, body, read_i64_be(data, head), priority, expires_ms, flags)

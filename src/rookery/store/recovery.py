@@ -19,7 +19,7 @@ from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.core.staging import Alias
 from rookery.core.stream import Partition
-from rookery.errors import StoreDamaged, StoreError
+from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.model import Message, Route
 from rookery.store import records
 from rookery.store.compression import NEEDS_ZSTD, is_available
@@ -104,6 +104,59 @@ class Window:
 
 
 @final
+class NewestState:
+    """What the newest state says of the segments before its own: which there are, and where each ends.
+
+    Others there are left from owners that were fenced, or are retired. Before states said this, all of them counted.
+    """
+
+    def __init__(self, segment: int, last_written: int) -> None:
+        self.segment = segment
+        self.ends: dict[int, int] = {}
+        self._segments: list[int] = []
+        self._last_written = last_written
+        self._tells = False
+
+    def read(self, document: object) -> None:
+        state = cast(dict[str, list[int]], document)
+        if "ends" in state:
+            self._tells = True
+            self._segments = state["segments"]
+            self.ends = {int(number): end for number, end in cast(dict[str, dict[str, int]], document)["ends"].items()}
+
+    def counts(self, segment: int) -> bool:
+        """Whether a segment belongs to the journal."""
+        return segment >= self.segment or not self._tells or segment in self._segments
+
+    def may_be_torn(self, segment: int) -> bool:
+        """Whether the end of a segment may be what an append, or one of a fenced owner, left unfinished."""
+        return segment >= (self.segment if self._tells else self._last_written)
+
+
+def newest_state(read: Callable[[int, int, int], bytes], segments: list[tuple[int, int]]) -> NewestState:
+    """The state that heads the last segment with a whole batch at its beginning."""
+    last_written = segments[-1][0] if segments else 0
+    for segment, size in reversed(segments):
+        window = Window(read, segment, size)
+        at = window.need(0, records.BATCH_HEADER_BYTES)
+        length = records.batch_bytes(window.data, at)
+        if length <= 0:
+            continue
+        at = window.need(0, length)
+        header = BatchHeader(window.data, at)
+        if not header.sound:
+            continue
+        reader = Reader(window.data, at + records.BATCH_HEADER_BYTES, at + header.size)
+        newest = NewestState(segment, last_written)
+        while reader.next():
+            if reader.kind == STATE:
+                newest.read(reader.document())
+                break
+        return newest
+    return NewestState(0, last_written)
+
+
+@final
 class Recovery:
     """One run over a medium's segments. After `scan` and `rebuild`, the shard is as it was after the last whole
     batch.
@@ -134,6 +187,8 @@ class Recovery:
         self.states: dict[int, int] = {}
         self.seq: i64 = 0
         self.epoch: i64 = 0
+        self._recorded_segment: i64 = 0
+        self._recorded_seq: i64 = 0
         self.last_segment: i64 = 0
         self.last_offset: i64 = 0
         self.torn_bytes: i64 = 0
@@ -143,18 +198,31 @@ class Recovery:
 
     # First pass
 
-    def scan(self, segments: list[tuple[int, int]]) -> None:
+    def scan(self, segments: list[tuple[int, int]], recorded_end: tuple[int, int] = (0, 0)) -> None:
         """Go through all batches. Damage raises StoreDamaged; an unfinished batch at the very end is left out."""
-        self._segments = segments
+        self._recorded_segment = recorded_end[0]
+        self._recorded_seq = recorded_end[1]
+        newest = newest_state(self._read, segments)
+        self._segments = []
         for segment, size in segments:
-            last = segment == segments[-1][0]
+            if newest.counts(segment):
+                self._segments.append((segment, size))
+            else:
+                # not needed any more, or begun by an owner that was fenced
+                self.retired.add(segment)
+                self.ends[segment] = 0
+        for segment, size in self._segments:
+            last = newest.may_be_torn(segment)
+            end: i64 = newest.ends.get(segment, -1)
             window = Window(self._read, segment, size)
             offset: i64 = 0
-            while True:
+            while offset != end:
                 found = self._batch(window, offset, last)
                 if found == 0:
                     break
                 offset += found
+            if offset < end:
+                self._raise_short(segment, offset, end)
             if offset:
                 # a last segment without a batch was being begun: the next owner begins it again
                 self.ends[segment] = offset
@@ -165,6 +233,12 @@ class Recovery:
                 name = self._name(expected)
                 raise StoreDamaged(f"{name} is missing", file=name)
 
+    def _raise_short(self, segment: i64, offset: i64, end: i64) -> None:
+        name = self._name(int(segment))
+        raise StoreDamaged(
+            f"{name} ends at offset {offset}, but {end} bytes of it were in use", file=name, offset=int(offset)
+        )
+
     def _batch(self, window: Window, offset: i64, last: bool) -> i64:
         """Apply the batch at this offset; its size, 0 at the end of the segment."""
         at = window.need(offset, records.BATCH_HEADER_BYTES)
@@ -173,7 +247,11 @@ class Recovery:
             at = window.need(offset, length)
         header = BatchHeader(window.data, at)
         if not header.sound:
+            self._check_format(window.data[at : at + 4])
             self._check_end(window, offset, last)
+            return 0
+        if window.segment < self._recorded_segment and header.seq > self._recorded_seq:
+            # of an owner that was fenced
             return 0
         # batches are missing only where whole segments are
         gap = header.seq != self.seq + 1 and (offset > 0 or window.segment == self.last_segment + 1)
@@ -190,6 +268,11 @@ class Recovery:
         while reader.next():
             self._record(reader, window.segment, offset + (reader.start - at))
         return header.size
+
+    def _check_format(self, magic: bytes) -> None:
+        """Refuse batches of a later format, which would else be taken for damage, or for a torn end and overwritten."""
+        if magic[:3] == records.MAGIC_BYTES[:3] and magic[3:].isdigit() and magic != records.MAGIC_BYTES:
+            raise InvalidArgument(f"batches of format {magic[3:].decode()}", argument="journal")
 
     def _record(self, reader: Reader, segment: i64, offset: i64) -> None:
         kind = reader.kind
@@ -332,6 +415,9 @@ class Recovery:
             partition = self._shard.partitions.get(number)
             if partition is not None:
                 self._restore_tail(partition, tail)
+            elif number > self._shard.queue_numbers:
+                # rows of a chunk that was not finished: nothing else may have their number
+                self._shard.queue_numbers = number
         self._tails.clear()
 
     def _adopt(self, alias: Alias, part: Tail) -> None:

@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import zlib
@@ -27,8 +28,9 @@ from rookery.store import changes, disk, lost, records
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from rookery.store.lost import LOST, Lists, missing
+from rookery.store.ownership import parse_end
 from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
-from rookery.store.recovery import Tail
+from rookery.store.recovery import Tail, newest_state
 from rookery.store.segments import Segments, sealed_files
 
 Progress = Callable[[int, int], None]
@@ -241,6 +243,11 @@ class _Look:
         self._stated_epoch = -1
         self._number = 0
         self._in_damage = False
+        self._newest = newest_state(segments.read, [(number, segments.size(number)) for number in self._numbers])
+        self._numbers = [number for number in self._numbers if self._newest.counts(number)]
+        self._recorded = (0, 0)
+        with contextlib.suppress(ValueError):
+            self._recorded = parse_end(segments.end_record)
         self.expected: list[int] = []
         self.retired: set[int] = set()
         self.report = Report(str(segments.directory))
@@ -249,7 +256,8 @@ class _Look:
         self._look_at_epoch()
         for number in self._numbers:
             yield number
-            yield from self._segment(number, last=number == self._numbers[-1])
+            yield from self._segment(number, last=self._newest.may_be_torn(number))
+        self._look_at_end()
         present = {segment.number for segment in self.report.segments if segment.batches}
         for number in self.missing(present):
             self._damaged(self._segments.path(number), 0, 0, "the segment is missing")
@@ -268,15 +276,38 @@ class _Look:
             if self._numbers:
                 self._damaged(path, 0, 0, "it holds no number")
 
+    def _look_at_end(self) -> None:
+        """The journal must not end before what a broker recorded when it was closed, or began a segment."""
+        if not self._segments.end_record:
+            return
+        newest, batch = self._recorded
+        if not newest:
+            self._damaged(self._segments.directory / "end", 0, 0, "it does not hold a segment and a batch")
+            return
+        numbers = self._segments.numbers()
+        if newest > (numbers[-1] if numbers else 0):
+            self._damaged(self._segments.path(newest), 0, 0, "the newest segment is missing", max(0, batch - self._seq))
+        elif self._seq < batch:
+            last = self._segments.path(numbers[-1])
+            self._damaged(last, 0, 0, f"the journal ends with batch {self._seq} instead of {batch}", batch - self._seq)
+
     def _segment(self, number: int, last: bool) -> Iterator[_Batch | _Gap]:
         path, size = self._segments.path(number), self._segments.size(number)
-        data = self._segments.last()[0] if last else self._segments.read(number, 0, size)
+        newest = number == self._segments.numbers()[-1]
+        data = self._segments.last()[0] if newest else self._segments.read(number, 0, size)
+        end = self._newest.ends.get(number)
+        if end is not None:
+            # what a fenced owner wrote behind it does not count
+            data = data[:end]
         found = SegmentReport(number, str(path), len(data))
         self.report.segments.append(found)
         written = len(data.rstrip(b"\0"))
         offset = 0
         while offset < len(data):
             header = BatchHeader(data, offset)
+            if header.sound and number < self._recorded[0] and header.seq > self._recorded[1]:
+                # of an owner that was fenced
+                break
             if header.sound and header.seq > self._seq and header.epoch >= self._epoch:
                 self._look_for_missing(path, offset, header, number)
                 yield self._whole(found, data, offset, header)
@@ -294,6 +325,8 @@ class _Look:
             self._in_damage = True
             yield _Gap(data[offset:end])
             offset = end if later else len(data)
+        if end is not None and len(data) < end:
+            self._damaged(path, len(data), end, "the end of the segment is missing")
         self._number = number
         self._done += len(data)
         if self._progress is not None:
@@ -441,6 +474,15 @@ class _Repair:
                 self._report.settles_left_out += int(reader.count)
             return sure
         document = reader.document()
+        if kind == STATE and "ends" in cast(dict[str, Any], document):
+            # here segments may end elsewhere
+            document = cast(dict[str, Any], document)
+            del document["ends"]
+            fits = self._replay(int(kind), document, w, sure)
+            self._report.definitions_left_out += not fits
+            if fits:
+                records.write_document(w, STATE, document)
+            return False
         if kind == MARK:
             tenant, scope, key, number, until = cast(list[Any], document)
             return all(isinstance(text, str) for text in (tenant, scope, key)) and isinstance(number + until, int)
@@ -596,7 +638,7 @@ class _Repair:
         w = BytesWriter()
         self._replace_sealed(w)
         written = {segment.number for segment in self._report.segments}
-        for number in [*self._look.missing(written), *self._empty_segments()]:
+        for number in sorted({*self._look.missing(written), *self._empty_segments()}):
             records.write_retired(w, number)
         records.write_ids(w, self._top_id + IDS_STEP * (2 + self._report.batches_lost))
         if self._orphans:

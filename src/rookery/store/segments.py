@@ -46,6 +46,8 @@ class Segments:
         if not directory.is_dir():
             raise InvalidArgument(f"there is no directory {directory}", argument="directory")
         self.directory = directory
+        # Before the files: a broker at work records nothing that is not there by then.
+        self.end_record = _end_record(directory)
         self._open: dict[int, int] = {}
         try:
             while not self._have_all():
@@ -111,6 +113,14 @@ class Segments:
             if end == stuck_at or not _is_missed(data, end, seq):
                 return data, end
             stuck_at = end
+
+
+def _end_record(directory: Path) -> str:
+    """What is recorded of the journal's end, as it stands there; empty when nothing is."""
+    try:
+        return disk.read_text(directory / "end")
+    except OSError:
+        return ""
 
 
 def _whole(data: bytes) -> tuple[int, int]:

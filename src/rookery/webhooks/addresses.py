@@ -30,6 +30,10 @@ METADATA: Final = frozenset(
     for text in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")
 )
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE: Final = ipaddress.IPv6Network("::/96")
+"""IPv4 addresses written as IPv6 ones, as was usual before `::ffff:0:0/96`; `::` and `::1` are in it too."""
+_LOCAL_USE: Final = (ipaddress.IPv6Network("64:ff9b:1::/48"), ipaddress.IPv6Network("5f00::/16"))
+"""Translation to IPv4 and segment routing within a site (RFC 8215, RFC 9602), which older Pythons take for public."""
 
 
 class Guard:
@@ -57,7 +61,7 @@ class Guard:
             return
         if real in METADATA or real.is_link_local or real.is_multicast or real.is_unspecified or _is_reserved(real):
             raise AccessRefused(f"webhooks do not call {address}", argument="endpoint")
-        if not private and not real.is_global:
+        if not private and (not real.is_global or any(real in network for network in _LOCAL_USE)):
             raise AccessRefused(f"{address} is not public: only an admin's webhook may call it", argument="endpoint")
 
 
@@ -67,7 +71,7 @@ def unwrapped(address: Address) -> Address:
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address.teredo is not None:
             inner = address.teredo[1]
-        if inner is None and address in _NAT64:
+        if inner is None and (address in _NAT64 or (address in _COMPATIBLE and int(address) > 1)):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return inner

@@ -25,6 +25,7 @@ from rookery import __version__, properties
 from rookery.core.webhooks import Webhook, check_endpoint
 from rookery.errors import RookeryError
 from rookery.model import Message
+from rookery.rendering import plain_table
 from rookery.webhooks.network import Answer, CallFailed, Connections
 from rookery.webhooks.signing import sign
 
@@ -101,16 +102,17 @@ def request(hook: Webhook, tenant: str, sent: Outgoing, now_sec: int) -> tuple[d
 
 def _cloud_event(hook: Webhook, tenant: str, sent: Outgoing) -> dict[str, Any]:
     seconds, milliseconds = divmod(sent.entered_ms, 1000)
-    return {
+    event = {
         "specversion": "1.0",
         "id": sent.message_id,
-        "source": f"/tenants/{quote(tenant)}/{hook.kind}s/{quote(hook.target)}",
+        "source": f"/tenants/{_quoted(tenant)}/{hook.kind}s/{_quoted(hook.target)}",
         "type": properties.decode(sent.props).type or "rookery.message",
         "subject": sent.routing_key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{milliseconds:03}Z",
         "datacontenttype": properties.content_type(sent.props) or "application/octet-stream",
         "attempt": sent.attempt,
     }
+    return plain_table(event)
 
 
 def _data(kind: str, body: bytes) -> dict[str, Any]:
@@ -124,6 +126,10 @@ def _data(kind: str, body: bytes) -> dict[str, Any]:
         return {"data": body.decode()}
     except UnicodeDecodeError:
         return {"data_base64": base64.b64encode(body).decode()}
+
+
+def _quoted(text: str) -> str:
+    return quote(text, errors="surrogateescape")
 
 
 def _ascii(text: str) -> str:
@@ -172,7 +178,10 @@ async def _post(connections: Connections, url: str, headers: dict[str, str], bod
 
 
 def _redirected(url: str, to: str) -> str:
-    following = urljoin(url, to)
+    try:
+        following = urljoin(url, to)
+    except ValueError:
+        raise CallFailed("the redirect does not lead to a URL") from None
     check_endpoint(following)
     if urlsplit(url).scheme == "https" and urlsplit(following).scheme != "https":
         raise CallFailed("a redirect away from https is not followed")
@@ -188,6 +197,6 @@ def _wait_ms(retry_after: bytes | None, now: float) -> int:
         return min(int(text[:9]) * 1000, RETRY_AFTER_MAX_MS)
     try:
         until = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0
     return min(max(0, round((until - now) * 1000)), RETRY_AFTER_MAX_MS)

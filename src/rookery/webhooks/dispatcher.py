@@ -3,7 +3,7 @@
 Each webhook that is defined has a `Hook`: a subscription with as much credit as calls may be under way, a pool of
 connections that leads to allowed addresses only, a log of its last calls, and a breaker. What an answer means for a
 message is in `calls`; retries, backoff and dead letters are the queue's. Definitions are looked at in every tick and
-after each change by the API, so that it does not matter who changed them.
+after each change, whoever made it. How many calls there are at a time, of whom, is in `slots`.
 
 The breaker: after `FAILURES_MAX` calls in a row in which the endpoint failed, it is left alone for a while that doubles
 each time; then one call is tried, and if that succeeds everything goes on. Leases do not lapse: each ends with its
@@ -13,16 +13,19 @@ call, and a call has its time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from rookery import properties
 from rookery.core.groups import drop_group
 from rookery.errors import NotReady
 from rookery.webhooks.calls import Outgoing, Result, call, request
 from rookery.webhooks.network import Connections
+from rookery.webhooks.slots import CallSlots
 from rookery.webhooks.sources import Source, begin, source_of
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ REST_MAX_MS: Final = 300_000
 WAIT_MAX_MS: Final = 86_400_000
 """How long after it entered its queue a message is given back uncounted when the endpoint asks to wait."""
 
+CALLS_MAX: Final = 1_000
+"""Calls under way at a time, of all webhooks."""
+
 LOG_MAX: Final = 100
 """Calls that are remembered, of each webhook."""
 
@@ -56,7 +62,8 @@ class Hook:
         self.failed = 0
         self.log: deque[dict[str, Any]] = deque(maxlen=LOG_MAX)
         self.tasks: set[asyncio.Task[None]] = set()
-        self.connections = Connections(dispatcher.guard, webhook.private, webhook.concurrency)
+        self.waiting: set[asyncio.Future[bool]] = set()
+        self.connections = Connections(dispatcher.guard, webhook.private, webhook.concurrency, dispatcher.slots)
         self._dispatcher = dispatcher
         self._source: Source | None = None
         self._rest_ms = REST_MS
@@ -86,8 +93,13 @@ class Hook:
         self._closed = True
         if self._awake is not None:
             self._awake.cancel()
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(False)
         if self._source is not None:
             self._source.rest()
+            # whoever takes its place goes on behind what is settled
+            self._source.tick()
 
     def finish(self) -> None:
         """No call is under way any more."""
@@ -100,8 +112,11 @@ class Hook:
             credit = 1 if self.state == "trying" else self.webhook.concurrency
             self._source.set_flow(self.state == "resting", credit)
 
-    def _settle(self, lease: Lease, result: Result) -> None:
+    def _settle(self, lease: Lease, result: Result | None) -> None:
         queue = lease.queue
+        if result is None:
+            queue.release(lease)
+            return
         if result.outcome == "ack":
             self.delivered += 1
             queue.ack(lease)
@@ -188,8 +203,11 @@ class Hook:
         result = await self.send(sent)
         self._dispatcher.turns.run(lambda: self._settle(lease, result))
 
-    async def send(self, sent: Outgoing) -> Result:
-        """Make one call, and write down how it went."""
+    async def send(self, sent: Outgoing) -> Result | None:
+        """Make one call, and write down how it went; None if the webhook ended before the call could begin."""
+        slots, host = self._dispatcher.slots, urlsplit(self.webhook.endpoint).netloc
+        if not await slots.acquire(self.tenant, host, self.waiting):
+            return None
         at_ms = int(self._dispatcher.shard.wall_ms)
         try:
             headers, body = request(self.webhook, self.tenant, sent, int(time.time()))
@@ -197,6 +215,8 @@ class Hook:
         except Exception as error:  # noqa: BLE001 - whatever a peer provokes must not end the deliveries
             self._dispatcher.log.error("webhook", tenant=self.tenant, id=self.webhook.id, error=repr(error))
             result = Result("failed", None, repr(error), 0)
+        finally:
+            slots.release(self.tenant, host)
         self.log.append(
             {
                 "time_ms": at_ms,
@@ -222,17 +242,24 @@ class Runner(Protocol):
 class Dispatcher:
     """See the module's docstring. `pace` stretches or shortens the times for which an endpoint is left alone."""
 
-    def __init__(self, turns: Runner, guard: Guard, log: Log) -> None:
+    def __init__(self, turns: Runner, guard: Guard, log: Log, calls_max: int = CALLS_MAX) -> None:
         self.loop = asyncio.get_running_loop()
         self.turns = turns
         self.shard: Shard = turns.turn.shard
         self.guard = guard
         self.log = log
+        self.slots = CallSlots(calls_max)
         self.pace = 1.0
         self._hooks: dict[tuple[str, str], Hook] = {}
         self._seen = -1
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.shard.webhooks.on_change = self._changed
+
+    def _changed(self) -> None:
+        """Somebody defined or deleted a webhook, perhaps in another thread: heed that in a turn right after this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self.turns.run, self.tick)
 
     # Within a turn
 
@@ -302,7 +329,8 @@ class Dispatcher:
         name = f"test-{time.time_ns():x}"
 
         async def work() -> None:
-            result = await hook.send(Outgoing(name, "test", 1, int(self.shard.wall_ms), props, body))
+            sent = Outgoing(name, "test", 1, int(self.shard.wall_ms), props, body)
+            result = await hook.send(sent) or Result("failed", None, "the webhook was changed or deleted", 0)
             self.turns.run(lambda: done(result))
 
         task = self.loop.create_task(work())
@@ -312,6 +340,7 @@ class Dispatcher:
     async def close(self, patience_sec: float) -> None:
         """Begin no more calls, and wait for those under way. What was not settled by then comes again."""
         self._closed = True
+        self.shard.webhooks.on_change = None
         hooks = list(self._hooks.values())
         self._hooks.clear()
 

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rookery.webhooks.addresses import Guard
+    from rookery.webhooks.slots import CallSlots
 
 IDLE_SEC: Final = 30.0
 HEAD_MAX_BYTES: Final = 64 * 1024
+HEADERS_MAX: Final = 200
+"""Of the head of an answer, and of the heads of informational answers before it, together."""
 CONTENT_MAX_BYTES: Final = 16 * 1024
 """More of an answer than this is not read; it costs its connection."""
 
@@ -51,12 +54,13 @@ def tls_context() -> ssl.SSLContext:
 
 
 class Connections:
-    """The connections of one webhook."""
+    """The connections of one webhook. How many of all webhooks are kept though idle is counted in `slots`."""
 
-    def __init__(self, guard: Guard, private: bool, keep: int) -> None:
+    def __init__(self, guard: Guard, private: bool, keep: int, slots: CallSlots) -> None:
         self._guard = guard
         self._private = private
         self._keep = keep
+        self._slots = slots
         self._idle: dict[Origin, list[_Connection]] = {}
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -83,7 +87,7 @@ class Connections:
             connection.transport.abort()
             raise
         idle = self._idle.setdefault(origin, [])
-        if connection.reusable and len(idle) < self._keep:
+        if connection.reusable and len(idle) < self._keep and self._slots.keep():
             connection.idle_since = time.monotonic()
             idle.append(connection)
         else:
@@ -94,6 +98,7 @@ class Connections:
         idle = self._idle.get(origin, [])
         while idle:
             connection = idle.pop()
+            self._slots.idle -= 1
             if connection.reusable and time.monotonic() - connection.idle_since < IDLE_SEC:
                 return connection
             connection.transport.close()
@@ -130,11 +135,13 @@ class Connections:
         for idle in self._idle.values():
             while idle and idle[0].idle_since < before:
                 idle.pop(0).transport.close()
+                self._slots.idle -= 1
 
     def close(self) -> None:
         for idle in self._idle.values():
             for connection in idle:
                 connection.transport.close()
+                self._slots.idle -= 1
         self._idle.clear()
 
 
@@ -152,6 +159,7 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head_done = False
         self._head_bytes = 0
+        self._header_count = 0
         self._content = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,6 +168,8 @@ class _Connection(asyncio.Protocol):
     async def ask(self, request: bytes) -> Answer:
         self._parser = httptools.HttpResponseParser(self)
         self.heard = False
+        self._head_bytes = 0
+        self._header_count = 0
         self._begin()
         self._waiter = asyncio.get_running_loop().create_future()
         self.reusable = False
@@ -170,7 +180,6 @@ class _Connection(asyncio.Protocol):
         self._status = 0
         self._headers = {}
         self._head_done = False
-        self._head_bytes = 0
         self._content = b""
 
     def data_received(self, data: bytes) -> None:
@@ -185,25 +194,41 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.reusable = False
             self._fail(f"the answer is not HTTP: {error}")
             return
         if not self._head_done and self._head_bytes > HEAD_MAX_BYTES:
             self._fail("the head of the answer is too long")
+        elif self._header_count > HEADERS_MAX:
+            self._fail(f"the answer has more than {HEADERS_MAX} headers")
         elif len(self._content) > CONTENT_MAX_BYTES:
             self._answer()
 
+    # httptools calls these, also for what comes behind the answer: nothing was asked that it would answer
+
+    def on_message_begin(self) -> None:
+        if self._answered():
+            self.reusable = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        self._header_count += 1
+        # headers behind the content (trailers) are left out
+        if not self._head_done and self._header_count <= HEADERS_MAX:
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._head_done = True
-        self._status = self._parser.get_status_code()
+        if not self._answered():
+            self._status = self._parser.get_status_code()
+            # of an informational answer nothing is shown: the head that counts is still to come
+            self._head_done = self._status >= 200
 
     def on_body(self, body: bytes) -> None:
-        if len(self._content) <= CONTENT_MAX_BYTES:
-            self._content += body
+        if self._head_done and len(self._content) <= CONTENT_MAX_BYTES:
+            self._content += body[: CONTENT_MAX_BYTES + 1]
 
     def on_message_complete(self) -> None:
+        if self._answered():
+            return
         if self._status < 200:
             # the answer proper is still to come
             self._begin()
@@ -218,6 +243,9 @@ class _Connection(asyncio.Protocol):
             self._answer()
         else:
             self._fail(f"the connection was lost: {error}" if error else "the connection was closed without an answer")
+
+    def _answered(self) -> bool:
+        return self._waiter is None or self._waiter.done()
 
     def _answer(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -16,6 +16,7 @@ from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, w
 from rookery.errors import InvalidArgument
 from rookery.fieldtables import decode_table, read_field, read_name
 from rookery.model import Route
+from rookery.properties import within
 from rookery.wire.turn import SPLICE_BYTES, Outlet
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -276,7 +277,12 @@ def put_channel(w: BytesWriter, channel: i64) -> None:
 
 
 def put_content(out: Outlet, channel: i64, payload_max: i64, props: bytes, body: bytes) -> None:
-    """Header and body frames. A large body is not copied; one beyond `payload_max` is cut into several frames."""
+    """Header and body frames. A large body is not copied; one beyond `payload_max` is cut into several frames.
+
+    Properties cannot be cut: those that do not fit a frame go without their headers.
+    """
+    if len(props) > payload_max - 12:
+        props = within(props, payload_max - 12)
     w = out.w
     size: i64 = len(body)
     w.append(u8(HEADER))

@@ -122,7 +122,7 @@ def _consume(channel: Channel, arguments: Arguments) -> None:
         if not bits & 8:
             put_tagged(channel, BASIC_CONSUME_OK, tag)
         return
-    require(channel, "read", "queue", name)
+    require(channel, "queue.consume", "queue", name)
     stream = tenant_of(channel).streams.get(name)
     if stream is not None:
         _begin(channel, amqp_streams.consume(channel, stream, tag, bits, table), bits)
@@ -173,7 +173,7 @@ def _get(channel: Channel, arguments: Arguments) -> None:
     arguments.short()
     name = named(channel, arguments.short_string())
     no_ack = arguments.octet() & 1 != 0
-    require(channel, "read", "queue", name)
+    require(channel, "queue.claim", "queue", name)
     if name in tenant_of(channel).streams:
         raise Fault(
             540, f"basic.get not supported by stream queues queue '{name}' in vhost '{channel.connection.vhost}'"

@@ -68,7 +68,7 @@ def _declare(channel: Channel, arguments: Arguments) -> None:
     if bits & 1:
         find_exchange(channel, name)
     else:
-        require(channel, "configure", "exchange", name)
+        require(channel, "exchange.declare", "exchange", name)
         if kind not in KINDS:
             raise Fault(503, f"{'unknown' if kind else 'invalid'} exchange type '{kind}'")
         exchange = tenant_of(channel).exchanges.get(name)
@@ -94,8 +94,8 @@ def _make(channel: Channel, name: str, kind: str, bits: int, table: Typed) -> No
     if not isinstance(alternate, str):
         raise Fault(406, f"invalid type '{TYPES[table[ALTERNATE][0]]}' for arg '{ALTERNATE}' in {where}")
     if ALTERNATE in table:
-        require(channel, "read", "exchange", name)
-        require(channel, "write", "exchange", alternate)
+        require(channel, "exchange.alternate", "exchange", name)
+        require(channel, "exchange.alternate", "alternate", alternate)
     if kind == "x-delayed-message":
         inner = given.get("x-delayed-type")
         if not isinstance(inner, str) or inner not in KINDS or inner == kind:
@@ -140,7 +140,7 @@ def _delete(channel: Channel, arguments: Arguments) -> None:
     vhost = channel.connection.vhost
     if name in STANDARD_EXCHANGES or name.startswith(RESERVED):
         raise Fault(403, f"deletion of system exchange '{name}' in vhost '{vhost}' not allowed")
-    require(channel, "configure", "exchange", name)
+    require(channel, "exchange.delete", "exchange", name)
     try:
         tenant_of(channel).delete_exchange(name, bits & 1 != 0)
     except NotFound:
@@ -160,8 +160,8 @@ def _bind(channel: Channel, arguments: Arguments, bind: bool) -> None:
     table = arguments.typed_table()
     not_default(destination)
     not_default(source)
-    require(channel, "write", "exchange", destination)
-    require(channel, "read", "exchange", source)
+    require(channel, "exchange.bind", "destination", destination)
+    require(channel, "exchange.bind", "source", source)
     tenant = tenant_of(channel)
     given = {argument: value for argument, (_, value) in table.items()}
     if bind:

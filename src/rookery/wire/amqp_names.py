@@ -10,6 +10,7 @@ from typing import Any, Final
 from mypy_extensions import i32, i64
 
 from rookery._bytes import write_i32_be
+from rookery.core import rights
 from rookery.core.queue import Queue
 from rookery.core.topology import Exchange, Tenant
 from rookery.errors import RookeryError
@@ -34,12 +35,13 @@ def tenant_of(channel: Channel) -> Tenant:
     return tenant
 
 
-def require(channel: Channel, action: str, kind: str, name: str) -> None:
+def require(channel: Channel, operation: str, role: str, name: str) -> None:
+    """Refuse what the table of rights (`rookery.core.rights`) does not let this peer do."""
     connection = channel.connection
     principal: Any = connection.principal
     name = name or "amq.default"
-    if not principal.may(action, name):
-        where = f"{kind} '{name}' in vhost '{connection.vhost}'"
+    if not rights.may(principal, operation, role, name):
+        where = f"{rights.kind_of(role)} '{name}' in vhost '{connection.vhost}'"
         raise Fault(403, f"access to {where} refused for user '{connection.user}'")
 
 

@@ -280,9 +280,7 @@ class Publisher:
         try:
             scan.read(props)
         except InvalidArgument as error:
-            if error.argument != "expiration":
-                raise Fault(502, str(error)) from None
-            raise Fault(406, _expiration_text(properties.decode(props).expiration or "")) from None
+            raise _fault_of(props, error) from None
         if props[0] & _DELIVERY_MODE and scan.delivery_mode != 2 and scan.delivery_mode != 1:
             raise Fault(406, f"invalid message: {{delivery_mode_unknown,{scan.delivery_mode}}}")
         if props[1] & _USER_ID:
@@ -404,7 +402,7 @@ def publish_target(channel: Channel, frame: bytes) -> Target:
     bits = arguments.octet()
     if bits & 2:
         raise Fault(540, "immediate=true")
-    require(channel, "write", "exchange", name)
+    require(channel, "exchange.publish", "exchange", name)
     exchange = find_exchange(channel, name)
     if exchange.internal:
         vhost = channel.connection.vhost
@@ -442,6 +440,16 @@ def _copies(props: bytes) -> list[str]:
     if isinstance(hidden, list):
         found.extend(each for each in hidden if isinstance(each, str))
     return found
+
+
+def _fault_of(props: bytes, error: InvalidArgument) -> Fault:
+    """A list that is malformed or beyond the limits ends the connection, an expiration that is none the channel."""
+    if error.argument != "expiration":
+        return Fault(502, str(error))
+    try:
+        return Fault(406, _expiration_text(properties.decode(props).expiration or ""))
+    except InvalidArgument as malformed:
+        return Fault(502, str(malformed))
 
 
 def _expiration_text(text: str) -> str:

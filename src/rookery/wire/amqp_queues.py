@@ -110,7 +110,7 @@ def _found_or_made(channel: Channel, name: str, bits: i64, table: Typed) -> Queu
     queue = tenant.queues.get(name)
     if queue is None and name.startswith(RESERVED) and not name.startswith(RESERVED + "gen-"):
         raise reserved("queue", name)
-    require(channel, "configure", "queue", name)
+    require(channel, "queue.declare", "queue", name)
     where = f"queue '{name}' in vhost '{connection.vhost}'"
     owner = connection if bits & 4 else None
     # one connection's queue does not outlive it, so it is never durable
@@ -122,8 +122,8 @@ def _found_or_made(channel: Channel, name: str, bits: i64, table: Typed) -> Queu
         return queue
     target = settings.get("dead_letter_exchange")
     if isinstance(target, str):
-        require(channel, "read", "queue", name)
-        require(channel, "write", "exchange", target)
+        require(channel, "queue.dead_letter", "queue", name)
+        require(channel, "queue.dead_letter", "exchange", target)
     try:
         queue, _ = tenant.declare_queue(name, settings, "amqp", owner=owner)
     except InvalidName as error:
@@ -165,8 +165,8 @@ def _bind(channel: Channel, arguments: Arguments) -> None:
         key = named(channel, name)
     name = named(channel, name)
     not_default(source)
-    require(channel, "write", "queue", name)
-    require(channel, "read", "exchange", source)
+    require(channel, "queue.bind", "queue", name)
+    require(channel, "queue.bind", "source", source)
     exchange = find_exchange(channel, source)
     target = tenant_of(channel).streams.get(name) or find_queue(channel, name)
     check_binding(exchange, key, table)
@@ -183,8 +183,8 @@ def _unbind(channel: Channel, arguments: Arguments) -> None:
     key = arguments.short_string()
     table = arguments.table()
     not_default(source)
-    require(channel, "write", "queue", name)
-    require(channel, "read", "exchange", source)
+    require(channel, "queue.bind", "queue", name)
+    require(channel, "queue.bind", "source", source)
     tenant = tenant_of(channel)
     if source in tenant.exchanges and (name in tenant.queues or name in tenant.streams):
         tenant.unbind(source, tenant.streams.get(name) or find_queue(channel, name), key, table)
@@ -195,7 +195,7 @@ def _purge(channel: Channel, arguments: Arguments) -> None:
     arguments.short()
     name = named(channel, arguments.short_string())
     nowait = arguments.octet() & 1
-    require(channel, "read", "queue", name)
+    require(channel, "queue.purge", "queue", name)
     if name in tenant_of(channel).streams:
         raise Fault(
             540, f"queue.purge not supported by stream queues queue '{name}' in vhost '{channel.connection.vhost}'"
@@ -212,7 +212,7 @@ def _delete(channel: Channel, arguments: Arguments) -> None:
     arguments.short()
     name = named(channel, arguments.short_string())
     bits = arguments.octet()
-    require(channel, "configure", "queue", name)
+    require(channel, "queue.delete", "queue", name)
     count = 0
     where = f"queue '{name}' in vhost '{channel.connection.vhost}'"
     stream = tenant_of(channel).streams.get(name)

@@ -39,7 +39,7 @@ def declare(channel: Channel, name: str, bits: i64, table: Typed) -> Stream:
     """The stream of that name, made if it was not there."""
     tenant = tenant_of(channel)
     where = f"queue '{name}' in vhost '{channel.connection.vhost}'"
-    require(channel, "configure", "queue", name)
+    require(channel, "queue.declare", "queue", name)
     if not asks_for_stream(table):
         # a stream is there, and a queue was asked for
         check_same_field(where, "x-queue-type", ("S", "stream"), table.get("x-queue-type"))

@@ -25,6 +25,9 @@ from rookery.wire.rest import Rest
 from rookery.wire.turn import Face
 
 Result = TypeVar("Result")
+Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+"""How work gets a thread, as `Archive.run`."""
+
 ARROW = b"application/vnd.apache.arrow.stream"
 KEY_HEADER: Final = KEY.lower().encode()
 DONE: Final = DONE_NAME.lower().encode()
@@ -65,8 +68,13 @@ class Archive(Protocol):
     def first_at(self, path: str, stamp_ms: int) -> int:
         """The first offset of a file that is not older (in a thread)."""
 
+    def decode(
+        self, tenant: str, size: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """As `run`, for work on an Arrow body of so many bytes; tenants take turns, and too much of it is refused."""
+
     def rows(self, body: bytes, key: str, names: Mapping[str, str], now_ms: int) -> list[Row]:
-        """The rows of an Arrow table, to be staged (in a thread)."""
+        """The rows of an Arrow table, to be staged (in a thread of `decode`)."""
 
     def table(
         self, tenant: str, queue: str, found: list[tuple[int, int, int, Message]], columns: Sequence[str]
@@ -156,12 +164,71 @@ class Api:
         call.touch()
         return LATER
 
-    def later(self, call: Call, work: Callable[[], Result], then: Callable[[Result], object]) -> object:
+    def later(
+        self, call: Call, work: Callable[[], Result], then: Callable[[Result], object], run: Run | None = None
+    ) -> object:
         """Answer with what `then` makes, in a turn, of what `work` gives in a thread."""
         task = _Task(self.router, call, then)
+        (run or self.archive.run)(work, task.done)
         call.suspend(task.leave)
-        self.archive.run(work, task.done)
         return LATER
+
+    def in_steps(self, call: Call, work: Iterator[object], count: int, then: Callable[[], object]) -> object:
+        """Go on with `work`, `count` items a turn, and answer with what `then` gives when it is done.
+
+        Between steps others are served. It goes on to its end also when the caller leaves.
+        """
+        steps = _Steps(self, call, work, count, then)
+        return then() if steps.step() else steps.go_on()
+
+
+class _Steps:
+    """Work that is done a little in each turn."""
+
+    def __init__(self, api: Api, call: Call, work: Iterator[object], count: int, then: Callable[[], object]) -> None:
+        self._api = api
+        self._call: Call | None = call
+        self._work = work
+        self._count = count
+        self._then = then
+
+    def step(self) -> bool:
+        """Do the next items; whether there are no more."""
+        left = self._count
+        for _ in self._work:
+            left -= 1
+            if left <= 0:
+                return False
+        return True
+
+    def go_on(self) -> object:
+        if self._call is not None:
+            self._call.suspend(self._leave)
+        self._api.archive.run(_nothing, self._next)
+        return LATER
+
+    def _leave(self) -> None:
+        self._call = None
+
+    def _next(self, _: object, error: BaseException | None) -> None:
+        try:
+            if error is None and not self.step():
+                self._api.archive.run(_nothing, self._next)
+                return
+        except Exception as raised:  # noqa: BLE001 - the router tells errors from defects
+            error = raised
+        call, self._call = self._call, None
+        if call is not None:
+            self._api.router.complete(call, lambda: self._answer(error))
+
+    def _answer(self, error: BaseException | None) -> object:
+        if error is not None:
+            raise error
+        return self._then()
+
+
+def _nothing() -> None:
+    """What a thread does so that a later turn goes on."""
 
 
 class _Task:
@@ -188,19 +255,6 @@ class _Task:
 
 
 def _request_key(call: Call, name: str) -> str:
-    return f"{REQUEST}{call.principal.name}/{name}"
-
-
-def require_all(principal: Principal) -> None:
-    """Raise unless the caller may configure everything in its tenant."""
-    if not principal.admin and principal.rights.configure != ".*":
-        raise AccessRefused(
-            f"this needs the right to configure everything in tenant '{principal.tenant}', "
-            f"which user '{principal.name}' has not"
-        )
-
-
-def require_some(principal: Principal, action: Literal["configure", "write", "read"]) -> None:
-    """Raise for whoever may do that to nothing at all."""
-    if getattr(principal.rights, action) in ("", "^$"):
-        raise AccessRefused(f"{action} access refused for user '{principal.name}'")
+    """The key of a request, apart from those of other callers: no caller's part of it holds a slash."""
+    caller = call.principal.name.replace("%", "%25").replace("/", "%2F")
+    return f"{REQUEST}{caller}/{name}"

@@ -6,22 +6,39 @@ for a look at one's own tenant and its connections.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from rookery.core import definitions, events
 from rookery.core.access import DEFAULT_TENANT, PasswordHash, Principal, Rights, User, hash_password
 from rookery.core.credentials import SALT_BYTES
-from rookery.core.snapshots import tenant_stats
+from rookery.core.snapshots import add_to_totals, no_totals, tenant_stats
 from rookery.core.topology import LIMITS, Tenant
 from rookery.errors import AccessRefused, Conflict, NotFound, TenantNotFound
-from rookery.wire.api import Api, require_all
+from rookery.wire.api import Api
 from rookery.wire.api_queues import Deleted, page
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer, Router
+from rookery.wire.http_call import JSON, Call
+from rookery.wire.http_routes import Answer, Content, Router, encode_json
 from rookery.wire.rest_keys import RightsWanted
 from rookery.wire.rest_types import Many, Name
+
+STEP_ROWS: Final = 200
+"""So many rows of a document are tried or loaded in one turn."""
+
+EXPORT_ROWS: Final = 1_000
+"""So many rows of a document are written in one turn."""
+
+STATS_QUEUES: Final = 1_000
+"""So many queues are summed up in one turn."""
+
+DELETED_QUEUES: Final = 500
+"""So many queues of a tenant are deleted in one turn."""
+
+STEP_CHECKS: Final = 50
+"""For so many rows it is checked in one turn whether the caller may load them."""
 
 CLOSED: Final = 320
 """AMQP's number for a connection that an operator closed."""
@@ -48,6 +65,14 @@ class LimitsWanted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     transaction_bytes_max: Limit | None = None
     transactions_max: Limit | None = None
     dedup_keys_max: Limit | None = None
+    definition_bytes_max: Limit | None = None
+    groups_max: Limit | None = None
+    producers_max: Limit | None = None
+    plans_max: Limit | None = None
+    receipts_max: Limit | None = None
+    kept_topics_max: Limit | None = None
+    policies_max: Limit | None = None
+    policy_states_max: Limit | None = None
 
     def said(self) -> dict[str, object]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
@@ -102,14 +127,6 @@ class Definitions(msgspec.Struct, omit_defaults=True):
     access: dict[str, Any] | None = None
 
 
-class DefinitionsWanted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What an export gave."""
-
-    rookery: Literal[1]
-    tenants: list[dict[str, Any]]
-    access: dict[str, Any] | None = None
-
-
 class DefinitionsLoaded(msgspec.Struct):
     status: str
     tenants: list[str]
@@ -141,19 +158,18 @@ class Admin:
 
     # Tenants
 
-    def tenants(self, call: Call, prefix: str = "", after: str = "", limit: Many = 100) -> TenantPage:
+    def tenants(self, call: Call, prefix: str = "", after: str = "", limit: Many = 100) -> object:
         """All tenants (admin)."""
-        call.principal.require_admin()
         chosen, following = page(self._shard.tenants, prefix, after, limit)
-        return TenantPage([_tenant(self._shard.tenants[name]) for name in chosen], following)
+        tenants = [self._shard.tenants[name] for name in chosen]
+        return self._show(call, tenants, lambda shown: TenantPage(shown, following))
 
-    def tenant(self, call: Call, tenant: Name) -> TenantShown:
+    def tenant(self, call: Call, tenant: Name) -> object:
         """A tenant: one's own, or any (admin)."""
-        return _tenant(self._tenant(call, tenant))
+        return self._show(call, [self._tenant(call, tenant)], lambda shown: shown[0])
 
-    def create_tenant(self, call: Call, tenant: Name, body: TenantWanted | None = None) -> Answer:
+    def create_tenant(self, call: Call, tenant: Name, body: TenantWanted | None = None) -> object:
         """Make a tenant, with limits if some are said (admin). Of an existing one these change."""
-        call.principal.require_admin()
         limits = {} if body is None or body.limits is None else body.limits.said()
         found = self._shard.tenants.get(tenant)
         created = found is None
@@ -161,18 +177,45 @@ class Admin:
             found = self._shard.create_tenant(tenant, limits)
         elif limits:
             found.set_limits(limits)
-        call.lasting()
-        return Answer(201 if created else 200, _tenant(found))
 
-    def delete_tenant(self, call: Call, tenant: Name) -> Deleted:
-        """Delete a tenant with everything in it, and the access to it (admin)."""
-        call.principal.require_admin()
+        def answer(shown: list[TenantShown]) -> Answer:
+            call.lasting()
+            return Answer(201 if created else 200, shown[0])
+
+        return self._show(call, [found], answer)
+
+    def _show(self, call: Call, tenants: list[Tenant], answer: Callable[[list[TenantShown]], object]) -> object:
+        """Answer with what is made of the tenants as they are shown, once their queues are summed up."""
+        shown: list[TenantShown] = []
+
+        def work() -> Iterator[None]:
+            for tenant in tenants:
+                totals = no_totals()
+                for queue in list(tenant.queues.values()):
+                    add_to_totals(totals, queue)
+                    yield
+                shown.append(TenantShown(tenant.name, tenant.limits.as_dict(), tenant_stats(tenant, totals)))
+                yield
+
+        return self._api.in_steps(call, work(), STATS_QUEUES, lambda: answer(shown))
+
+    def delete_tenant(self, call: Call, tenant: Name) -> object:
+        """Delete a tenant with everything in it, and the access to it (admin). A large one is deleted in steps, between
+        which others are served; if the server ends meanwhile, delete it again.
+        """
         if tenant in (DEFAULT_TENANT, events.SYSTEM):
             raise Conflict(f"tenant {tenant!r} is always there", argument="tenant")
-        self._shard.delete_tenant(tenant)
+        work = definitions.deleting(self._shard, self._shard.tenant(tenant))
+
+        def answer() -> Deleted:
+            call.lasting()
+            return Deleted(tenant)
+
+        return self._api.in_steps(call, self._delete(tenant, work), DELETED_QUEUES, answer)
+
+    def _delete(self, tenant: str, work: Iterator[None]) -> Iterator[None]:
+        yield from work
         self._access.drop_tenant(tenant)
-        call.lasting()
-        return Deleted(tenant)
 
     def limits(self, call: Call, tenant: Name) -> LimitsShown:
         """What a tenant may have: one's own, or any (admin)."""
@@ -180,7 +223,6 @@ class Admin:
 
     def set_limits(self, call: Call, tenant: Name, body: LimitsWanted) -> LimitsShown:
         """Change what a tenant may have (admin)."""
-        call.principal.require_admin()
         found = self._shard.tenant(tenant)
         found.set_limits(body.said())
         call.lasting()
@@ -190,20 +232,16 @@ class Admin:
         principal: Principal = call.principal
         if name != principal.tenant:
             principal.require_admin()
-        else:
-            require_all(principal)
         return self._shard.tenant(name)
 
     # Users
 
     def users(self, call: Call) -> UserList:
         """All users (admin)."""
-        call.principal.require_admin()
         return UserList([_user(user) for user in self._access.users()])
 
     def user(self, call: Call, user: UserName) -> UserShown:
         """A user (admin)."""
-        call.principal.require_admin()
         found = next((each for each in self._access.users() if each.name == user), None)
         if found is None:
             raise NotFound(f"no such user: {user}", argument="user")
@@ -211,7 +249,6 @@ class Admin:
 
     def set_user(self, call: Call, user: UserName, body: UserWanted) -> object:
         """Make or change a user (admin)."""
-        call.principal.require_admin()
         for tenant in body.tenants or ():
             if tenant not in self._shard.tenants:
                 raise TenantNotFound(f"no tenant {tenant!r}", argument="tenants")
@@ -232,58 +269,88 @@ class Admin:
 
     def delete_user(self, call: Call, user: UserName) -> Deleted:
         """Delete a user; its connections end (admin)."""
-        call.principal.require_admin()
         self._access.delete_user(user)
         call.lasting()
         return Deleted(user)
 
     # Definitions
 
-    def export(self, call: Call, tenant: str = "", all: bool = False, access: bool = False) -> dict[str, Any]:
+    def export(self, call: Call, tenant: str = "", all: bool = False, access: bool = False) -> object:
         """The definitions of a tenant, by default one's own, without messages. With `all` (admin) those of every
-        tenant, with `access` (admin) also keys and users, as digests.
+        tenant, with `access` (admin) also keys and users, as digests. A large document is made in steps, between which
+        others are served: a change that is made meanwhile may be in it or not.
         """
         principal: Principal = call.principal
         if all or access:
             principal.require_admin()
-        keys = self._access if access else None
         if all:
-            return definitions.export(self._shard, keys)
-        return definitions.export(self._tenant(call, tenant or principal.tenant), keys)
+            tenants = [self._shard.tenants[name] for name in sorted(self._shard.tenants)]
+        else:
+            tenants = [self._tenant(call, tenant or principal.tenant)]
+        parts: list[bytes] = []
 
-    def load(self, call: Call, body: DefinitionsWanted) -> DefinitionsLoaded:
+        def work() -> Iterator[None]:
+            yield from self._write(tenants, parts)
+            parts.append(b',"access":' + encode_json(self._access.export()) + b"}" if access else b"}")
+
+        return self._api.in_steps(call, work(), EXPORT_ROWS, lambda: Content(b"".join(parts), JSON))
+
+    def _write(self, tenants: list[Tenant], parts: list[bytes]) -> Iterator[None]:
+        """The document up to its list of tenants, as JSON, a row at a time."""
+        between = b'{"rookery":%d,"tenants":[' % definitions.VERSION
+        for tenant in tenants:
+            if self._shard.tenants.get(tenant.name) is not tenant:
+                continue
+            parts += [between, encode_json(definitions.head(tenant))[:-1]]
+            between = b","
+            for section, rows in definitions.sections(tenant).items():
+                parts.append(b',"%s":[' % section.encode())
+                comma = b""
+                for row in rows:
+                    if row is not None:
+                        parts.append(comma + encode_json(row))
+                        comma = b","
+                    yield
+                parts.append(b"]")
+            parts.append(b"}")
+        parts.append(b"]" if between == b"," else between + b"]")
+
+    def load(self, call: Call, body: definitions.Document) -> object:
         """Let everything in the document exist; on an error nothing changes. Without the admin right only for one's own
-        tenant, whose limits stay as they are.
+        tenant, whose limits stay as they are. A large document is loaded in steps, between which others are served;
+        meanwhile the definitions of its tenants cannot be changed otherwise.
         """
         principal: Principal = call.principal
-        require_all(principal)
         if not principal.admin:
             self._check_load(principal, body)
-        definitions.load(self._shard, msgspec.to_builtins(body), self._access)
-        call.lasting()
-        return DefinitionsLoaded("ok", [row["name"] for row in body.tenants])
+        definitions.check(body)
+        loaded = DefinitionsLoaded("ok", [row.name for row in body.tenants])
+        loading = definitions.Loading(self._shard, body, self._access)
 
-    def _check_load(self, principal: Principal, document: DefinitionsWanted) -> None:
+        def answer() -> DefinitionsLoaded:
+            call.lasting()
+            return loaded
+
+        work: Iterator[object] = loading.steps(STEP_ROWS)
+        if not principal.admin:
+            work = chain(_every(STEP_CHECKS, definitions.check_rights(principal, body)), work)
+        return self._api.in_steps(call, work, 1, answer)
+
+    def _check_load(self, principal: Principal, document: definitions.Document) -> None:
         if document.access is not None:
             raise AccessRefused("keys and users are loaded by admins")
         now = self._shard.tenant(principal.tenant).limits.as_dict()
         for row in document.tenants:
-            if row.get("name") != principal.tenant:
+            if row.name != principal.tenant:
                 raise AccessRefused(f"definitions of other tenants refused for user '{principal.name}'")
-            limits = row.get("limits") or {}
-            if not isinstance(limits, dict) or any(now.get(limit) != value for limit, value in limits.items()):
+            if any(now.get(limit) != value for limit, value in row.limits.items()):
                 raise AccessRefused("limits are changed by admins")
-            hooks = row.get("webhooks") or []
-            if not isinstance(hooks, list) or any(not isinstance(hook, dict) or hook.get("private") for hook in hooks):
-                raise AccessRefused("webhooks whose endpoints may be private are loaded by admins")
 
     # Connections
 
     def connections(self, call: Call, limit: Many = 100) -> ConnectionList:
         """Who is connected: to one's own tenant, or to all (admin)."""
         principal: Principal = call.principal
-        if not principal.admin:
-            require_all(principal)
         found = [
             shown
             for protocol, face in self._api.faces.items()
@@ -295,8 +362,6 @@ class Admin:
     def close(self, call: Call, id: str, reason: str = "closed by an operator") -> Deleted:
         """Close a connection: of one's own tenant, or any (admin)."""
         principal: Principal = call.principal
-        if not principal.admin:
-            require_all(principal)
         for protocol, face in self._api.faces.items():
             for peer in _connections(face):
                 shown = _connection(protocol, peer)
@@ -311,10 +376,6 @@ class Admin:
                         raise Conflict("this is the connection that asks", argument="id")
                     return Deleted(id)
         raise NotFound(f"no connection {id!r}", argument="id")
-
-
-def _tenant(tenant: Tenant) -> TenantShown:
-    return TenantShown(tenant.name, tenant.limits.as_dict(), tenant_stats(tenant))
 
 
 def _user(user: User) -> UserShown:
@@ -337,21 +398,32 @@ def _connection(protocol: str, peer: Any) -> ConnectionShown:
     )
 
 
+def _every(count: int, items: Iterator[None]) -> Iterator[None]:
+    """One item for so many."""
+    for number, _ in enumerate(items, 1):
+        if number % count == 0:
+            yield
+
+
 def add_routes(router: Router, api: Api) -> None:
     routes = Admin(api)
     one = "/api/v1/tenants/{tenant}"
-    router.add("GET", "/api/v1/tenants", routes.tenants, {200: TenantPage}, tag="tenants")
-    router.add("GET", one, routes.tenant, {200: TenantShown}, tag="tenants")
-    router.add("PUT", one, routes.create_tenant, {201: TenantShown, 200: TenantShown}, tag="tenants")
-    router.add("DELETE", one, routes.delete_tenant, {200: Deleted}, tag="tenants")
-    router.add("GET", f"{one}/limits", routes.limits, {200: LimitsShown}, tag="tenants")
-    router.add("PUT", f"{one}/limits", routes.set_limits, {200: LimitsShown}, tag="tenants")
+    router.add("GET", "/api/v1/tenants", routes.tenants, {200: TenantPage}, "tenant.list", tag="tenants")
+    router.add("GET", one, routes.tenant, {200: TenantShown}, "tenant.show", tag="tenants")
+    router.add("PUT", one, routes.create_tenant, {201: TenantShown, 200: TenantShown}, "tenant.change", tag="tenants")
+    router.add("DELETE", one, routes.delete_tenant, {200: Deleted}, "tenant.change", tag="tenants")
+    router.add("GET", f"{one}/limits", routes.limits, {200: LimitsShown}, "tenant.show", tag="tenants")
+    router.add("PUT", f"{one}/limits", routes.set_limits, {200: LimitsShown}, "tenant.change", tag="tenants")
     one = "/api/v1/users/{user}"
-    router.add("GET", "/api/v1/users", routes.users, {200: UserList}, tag="users")
-    router.add("GET", one, routes.user, {200: UserShown}, tag="users")
-    router.add("PUT", one, routes.set_user, {201: UserShown, 200: UserShown}, tag="users")
-    router.add("DELETE", one, routes.delete_user, {200: Deleted}, tag="users")
-    router.add("GET", "/api/v1/definitions", routes.export, {200: Definitions}, tag="definitions")
-    router.add("POST", "/api/v1/definitions", routes.load, {200: DefinitionsLoaded}, tag="definitions")
-    router.add("GET", "/api/v1/connections", routes.connections, {200: ConnectionList}, tag="connections")
-    router.add("DELETE", "/api/v1/connections/{id}", routes.close, {200: Deleted}, tag="connections")
+    router.add("GET", "/api/v1/users", routes.users, {200: UserList}, "user.show", tag="users")
+    router.add("GET", one, routes.user, {200: UserShown}, "user.show", tag="users")
+    router.add("PUT", one, routes.set_user, {201: UserShown, 200: UserShown}, "user.change", tag="users")
+    router.add("DELETE", one, routes.delete_user, {200: Deleted}, "user.change", tag="users")
+    router.add("GET", "/api/v1/definitions", routes.export, {200: Definitions}, "tenant.definitions", tag="definitions")
+    router.add("POST", "/api/v1/definitions", routes.load, {200: DefinitionsLoaded}, "tenant.load", tag="definitions")
+    router.add(
+        "GET", "/api/v1/connections", routes.connections, {200: ConnectionList}, "connection.list", tag="connections"
+    )
+    router.add(
+        "DELETE", "/api/v1/connections/{id}", routes.close, {200: Deleted}, "connection.close", tag="connections"
+    )

@@ -35,10 +35,6 @@ from rookery.wire.rest import KEY_MAX_BYTES, times
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
 
-SOUND_MAX: Final = 1_024
-SMALL_PROPS_BYTES: Final = 64
-"""Property lists of this size are likely to come again, and are not looked into each time."""
-
 JSON: Final = "application/json"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 EVENT: Final = "application/cloudevents+json"
@@ -50,7 +46,6 @@ EVENT_PREFIX: Final = "cloudEvents:"
 
 _UNSAID: Final = ("", "application/x-www-form-urlencoded")
 _ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
-_sound: Final[dict[bytes, bool]] = {}
 _types: Final[dict[str, bytes]] = {}
 _PLAIN: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
 
@@ -211,7 +206,7 @@ def _json(body: bytes, now_ms: int, trace: Trace) -> Bodies:
     if not trace:
         try:
             plain = _plain.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             plain = None
         if plain is not None:
             _check_text(body)
@@ -223,7 +218,7 @@ def _lines(body: bytes, now_ms: int, trace: Trace) -> Bodies:
     if not trace:
         try:
             plain = _plain_lines.decode_lines(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             plain = None
         if plain is not None:
             _check_text(body)
@@ -235,14 +230,14 @@ def _packed(body: bytes, now_ms: int) -> Bodies:
     items: list[packed.PackedPublish] = _bounded(packed.read(packed.decode_publishes, body))
     first = items[0]
     if all(item == packed.PackedPublish(first.props, item.body) for item in items):
-        check_props(first.props)
+        properties.check_published(first.props)
         return Bodies([], [item.body for item in items], props=first.props)
     return Bodies([of_packed(item, now_ms) for item in items])
 
 
 def of_packed(item: packed.PackedPublish, now_ms: int) -> Outgoing:
     """A message that Rookery's client packed."""
-    check_props(item.props)
+    properties.check_published(item.props)
     made = Outgoing(item.props, item.body)
     made.due_ms, made.expires_ms = item.times(now_ms)
     made.priority = item.priority
@@ -254,17 +249,6 @@ def of_packed(item: packed.PackedPublish, now_ms: int) -> Outgoing:
     made.routing_key = item.routing_key
     made.partition = -1 if item.partition is None else item.partition
     return made
-
-
-def check_props(props: bytes) -> None:
-    """Refuse what is no property list."""
-    if props in _sound:
-        return
-    properties.decode(props)
-    if len(props) <= SMALL_PROPS_BYTES:
-        if len(_sound) >= SOUND_MAX:
-            _sound.clear()
-        _sound[props] = True
 
 
 def _check_text(body: bytes) -> None:

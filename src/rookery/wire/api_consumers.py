@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.access import Principal
 from rookery.core.consumers import Mailbox, Subscription
 from rookery.core.queue import Queue
@@ -62,7 +63,7 @@ class Consumers:
         """
         for consumer in _consumers(list(self._api.tenant(call).queues.values())):
             if _shown(consumer).id == id:
-                call.principal.require("configure", consumer.queue.name)
+                rights.require(call.principal, "consumer.cancel", "queue", consumer.queue.name)
                 if isinstance(consumer, Mailbox):
                     raise Conflict("this consumer ends with its webhook or connection", argument="id")
                 consumer.queue.unsubscribe(consumer)
@@ -96,5 +97,5 @@ def _shown(consumer: Subscription) -> ConsumerShown:
 
 def add_routes(router: Router, api: Api) -> None:
     routes = Consumers(api)
-    router.add("GET", "/api/v1/consumers", routes.all, {200: ConsumerList}, tag="connections")
-    router.add("DELETE", "/api/v1/consumers/{id}", routes.cancel, {200: Deleted}, tag="connections")
+    router.add("GET", "/api/v1/consumers", routes.all, {200: ConsumerList}, "consumer.list", tag="connections")
+    router.add("DELETE", "/api/v1/consumers/{id}", routes.cancel, {200: Deleted}, "consumer.cancel", tag="connections")

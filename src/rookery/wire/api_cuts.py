@@ -162,11 +162,11 @@ def add_routes(router: Router, api: Api, messages: Handling) -> None:
     routes = CutRoutes(api, messages)
     root = "/api/v1/queues/{name}/cuts"
     more: dict[str, Any] = {"tag": "cuts"}
-    router.add("POST", root, routes.cut, {200: CutMade}, **more)
-    router.add("GET", root, routes.all, {200: CutList}, **more)
-    router.add("GET", f"{root}/{{consumer}}/{{cut}}", routes.read, {200: (CutMessages, bytes)}, **more)
-    router.add("POST", f"{root}/{{consumer}}/ack", routes.ack, {200: CutAcked}, **more)
-    router.add("DELETE", f"{root}/{{consumer}}", routes.release, {200: CutsReleased}, **more)
+    router.add("POST", root, routes.cut, {200: CutMade}, "queue.cut", **more)
+    router.add("GET", root, routes.all, {200: CutList}, "queue.cut", **more)
+    router.add("GET", f"{root}/{{consumer}}/{{cut}}", routes.read, {200: (CutMessages, bytes)}, "queue.cut", **more)
+    router.add("POST", f"{root}/{{consumer}}/ack", routes.ack, {200: CutAcked}, "queue.cut", **more)
+    router.add("DELETE", f"{root}/{{consumer}}", routes.release, {200: CutsReleased}, "queue.cut", **more)
 
 
 __all__ = ["CutRoutes", "add_routes"]

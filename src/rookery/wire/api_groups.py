@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -12,9 +13,12 @@ from rookery.core.stream import Stream
 from rookery.wire.api import Api
 from rookery.wire.api_queues import Deleted
 from rookery.wire.api_streams import Offset, Start, Streams
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
+from rookery.wire.http_call import JSON, Call
+from rookery.wire.http_routes import Content, Router, encode_json
 from rookery.wire.rest_types import Name
+
+STEP_ROWS: Final = 2_000
+"""So many partitions of groups are shown in one turn."""
 
 PartitionKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}$")]
 Offsets = Annotated[dict[PartitionKey, Offset], msgspec.Meta(min_length=1, max_length=256)]
@@ -97,10 +101,21 @@ class Groups:
     def _stream(self, call: Call, name: str) -> Stream:
         return self._api.stream(call, name, "read")
 
-    def all(self, call: Call, name: Name) -> GroupList:
+    def all(self, call: Call, name: Name) -> object:
         """The groups of a stream."""
         stream = self._stream(call, name)
-        return GroupList([_shown(stream.groups[group]) for group in sorted(stream.groups)])
+        rows: list[bytes] = []
+
+        def work() -> Iterator[None]:
+            for group in [stream.groups[name] for name in sorted(stream.groups)]:
+                rows.append(encode_json(_shown(group)))
+                for _ in stream.partitions:
+                    yield
+
+        def answer() -> Content:
+            return Content(b'{"groups":[' + b",".join(rows) + b"]}", JSON)
+
+        return self._api.in_steps(call, work(), STEP_ROWS, answer)
 
     def one(self, call: Call, name: Name, group: Name) -> GroupShown:
         """How far a group has read, and who is in it."""
@@ -180,11 +195,11 @@ def add_routes(router: Router, api: Api, streams: Streams) -> None:
     root = "/api/v1/streams/{name}/groups"
     one = f"{root}/{{group}}"
     more: dict[str, Any] = {"tag": "groups"}
-    router.add("GET", root, routes.all, {200: GroupList}, **more)
-    router.add("GET", one, routes.one, {200: GroupShown}, **more)
-    router.add("DELETE", one, routes.delete, {200: Deleted}, **more)
-    router.add("POST", f"{one}/commit", routes.commit, {200: GroupShown}, **more)
-    router.add("POST", f"{one}/reset", routes.reset, {200: GroupShown}, **more)
-    router.add("POST", f"{one}/join", routes.join, {200: Share}, **more)
-    router.add("POST", f"{one}/heartbeat", routes.heartbeat, {200: Share}, **more)
-    router.add("POST", f"{one}/leave", routes.leave, {200: Left}, **more)
+    router.add("GET", root, routes.all, {200: GroupList}, "stream.show", **more)
+    router.add("GET", one, routes.one, {200: GroupShown}, "stream.show", **more)
+    router.add("DELETE", one, routes.delete, {200: Deleted}, "stream.group", **more)
+    router.add("POST", f"{one}/commit", routes.commit, {200: GroupShown}, "stream.group", **more)
+    router.add("POST", f"{one}/reset", routes.reset, {200: GroupShown}, "stream.group", **more)
+    router.add("POST", f"{one}/join", routes.join, {200: Share}, "stream.group", **more)
+    router.add("POST", f"{one}/heartbeat", routes.heartbeat, {200: Share}, "stream.group", **more)
+    router.add("POST", f"{one}/leave", routes.leave, {200: Left}, "stream.group", **more)

@@ -13,6 +13,7 @@ from rookery.core.queue import Queue
 from rookery.core.topology import Tenant
 from rookery.core.transactions import Batch, Publish, apply, publish_batch
 from rookery.errors import InvalidArgument, LeaseLost
+from rookery.rendering import legible, plain
 from rookery.wire import packed
 from rookery.wire.api import KEY_HEADER, Api
 from rookery.wire.api_bodies import Bodies
@@ -32,7 +33,7 @@ from rookery.wire.http_call import JSON, Call
 from rookery.wire.http_routes import Answer, Content
 from rookery.wire.http_trace import answer_trace
 from rookery.wire.packed import KEY, PACKED, PackedMessage
-from rookery.wire.rest import content_of, headers_of, plain, require
+from rookery.wire.rest import content_of, headers_of, require
 from rookery.wire.rest_pulling import FACE
 
 
@@ -131,33 +132,33 @@ class Handling:
     def claim(self, call: Call, name: str, wanted: Claiming) -> object:
         queue = self._rest.queue(call, name, FACE, "read") if wanted.create else self._rest.existing(call, name, "read")
 
+        is_packed = wants_packed(call)
+
         def done(leases: list[Lease]) -> object:
-            return self._claimed_and_acked(call, leases) if wanted.ack else self._claimed(call, leases)
+            if wanted.ack:
+                leases = [lease for lease in leases if not refused(lease)]
+            if is_packed:
+                return packed_content([self.pack(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
+            return LeasedAll([self.show(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
+
+        def handed_out(leases: list[Lease]) -> None:
+            if len(leases) == 1 and not is_packed and not (wanted.ack and refused(leases[0])):
+                call.tag = leases[0].token()
+                answer_trace(call, leases[0].entry.message.props)
+            if wanted.ack:
+                self._settle_handed_out(call, leases)
 
         lease_ms = wanted.lease_ms or lease_ms_of(queue) or self._rest.options.lease_ms
-        return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done)
+        return self._rest.claim(call, queue, wanted.max, lease_ms, wanted.wait_ms, done, handed_out)
 
-    def _claimed_and_acked(self, call: Call, leases: list[Lease]) -> object:
-        """Messages for whoever holds no lease; of those that wait for an ack by id, it is waited for."""
-        chosen: list[Lease] = []
+    def _settle_handed_out(self, call: Call, leases: list[Lease]) -> None:
+        """End the leases of whoever does not settle; of messages that wait for an ack by id, it is waited for."""
         for lease in leases:
-            if lease.queue.tenant.receipts.refuses(lease):
+            if refused(lease):
                 lease.queue.ack(lease)
             else:
-                chosen.append(lease)
-        made = self._claimed(call, chosen)
-        for lease in chosen:
-            lease.queue.tenant.receipts.hand_out(lease)
+                lease.queue.tenant.receipts.hand_out(lease)
         call.lasting()
-        return made
-
-    def _claimed(self, call: Call, leases: list[Lease]) -> object:
-        if wants_packed(call):
-            return packed_content([self.pack(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
-        if len(leases) == 1:
-            call.tag = leases[0].token()
-            answer_trace(call, leases[0].entry.message.props)
-        return LeasedAll([self.show(lease.entry, int(lease.attempt), lease.token()) for lease in leases])
 
     def settle(self, call: Call, name: str, wanted: SettleMany) -> SettledAll:
         require(call.principal, "read", name)
@@ -207,11 +208,11 @@ class Handling:
         """A message for Rookery's client."""
         stored = entry.message
         return PackedMessage(
-            plain(self._rest.message_id(stored)),
+            legible(self._rest.message_id(stored)),
             stored.props,
             stored.body,
-            stored.route.exchange,
-            plain(stored.route.key),
+            legible(stored.route.exchange),
+            legible(stored.route.key),
             int(stored.priority),
             int(entry.enqueued_ms),
             int(stored.expires_ms),
@@ -249,6 +250,11 @@ class Handling:
             int(entry.due_ms),
             [death.as_dict() for death in stored.route.deaths] or None,
         )
+
+
+def refused(lease: Lease) -> bool:
+    """Whether nobody may have its message any more."""
+    return lease.queue.tenant.receipts.refuses(lease)
 
 
 def settle_one(lease: Lease, one: SettleOne) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from rookery.core import dead_letters
+from rookery.core import dead_letters, rights
 from rookery.core.entries import Entry, by_seq
 from rookery.core.queue import Queue
 from rookery.core.routing import matcher
@@ -22,6 +22,9 @@ from rookery.wire.rest_types import AtMost, Duration, Name, Short
 
 SHOWN_MAX: Final = 1_000
 PACKED_MAX: Final = 100_000
+STEP_MESSAGES: Final = 2_000
+"""How many messages are moved, redriven or purged in one turn."""
+
 
 Page = Annotated[int, msgspec.Meta(ge=1, le=PACKED_MAX)]
 
@@ -98,6 +101,7 @@ class Letters:
     """The routes."""
 
     def __init__(self, api: Api, messages: Handling) -> None:
+        self._api = api
         self._rest = api.rest
         self._messages = messages
 
@@ -124,23 +128,32 @@ class Letters:
             following = "{}.{}".format(*_place(queue, state, chosen[-1]))
         return Looked(count, [self._messages.show(entry, int(entry.attempts)) for entry in chosen], following)
 
-    def purge(self, call: Call, name: Name) -> Purged:
+    def purge(self, call: Call, name: Name) -> object:
         """Throw away what is ready in a queue."""
         queue = self._rest.existing(call, name, "read")
-        purged = queue.purge()
-        call.lasting()
-        return Purged(purged)
+        purged = _Counted(dead_letters.purging(queue))
 
-    def move(self, call: Call, name: Name, body: Moving) -> Moved:
+        def answer() -> Purged:
+            call.lasting()
+            return Purged(purged.count)
+
+        return self._api.in_steps(call, purged.all(), STEP_MESSAGES, answer)
+
+    def move(self, call: Call, name: Name, body: Moving) -> object:
         """Move ready messages to another queue."""
         queue = self._rest.existing(call, name, "read")
+        rights.require(call.principal, "queue.move", "target", body.to)
         target = self._rest.existing(call, body.to, "write")
         if target is queue:
             raise InvalidArgument("a queue cannot be moved into itself", argument="to")
         chosen = self._chosen(body.where)
-        moved = dead_letters.move(queue.tenant, queue, target, body.limit, chosen)
-        call.lasting()
-        return Moved(moved)
+        moved = _Counted(dead_letters.moving(queue, target, body.limit, chosen))
+
+        def answer() -> Moved:
+            call.lasting()
+            return Moved(moved.count)
+
+        return self._api.in_steps(call, moved.all(), STEP_MESSAGES, answer)
 
     def redrive(self, call: Call, name: Name, body: Redriving | None = None) -> object:
         """Send the dead letters of a queue back to life: to the queues they died in, or to one that is named."""
@@ -155,7 +168,12 @@ class Letters:
             target = wanted.to or (deaths[0].queue if deaths else "")
             return call.principal.may("write", target) and (chosen is None or chosen(entry))
 
-        found = dead_letters.redrive(queue.tenant, queue, wanted.limit, allowed, wanted.dry_run, wanted.to)
+        found: list[tuple[Entry, str]] = []
+        letters = dead_letters.redriving(queue.tenant, queue, wanted.limit, allowed, wanted.dry_run, wanted.to)
+        work = _collect(letters, found)
+        return self._api.in_steps(call, work, STEP_MESSAGES, lambda: self._redriven(call, wanted, found))
+
+    def _redriven(self, call: Call, wanted: Redriving, found: list[tuple[Entry, str]]) -> object:
         call.lasting()
         if wants_packed(call):
             return packed_content([self._messages.pack(entry, 0) for entry, _ in found[:PACKED_MAX]])
@@ -187,6 +205,26 @@ class Letters:
             return _died_so(where, entry) and _has_headers(where, entry)
 
         return chosen
+
+
+class _Counted:
+    """Work whose steps say how many messages each dealt with."""
+
+    def __init__(self, work: Iterator[int]) -> None:
+        self._work = work
+        self.count = 0
+
+    def all(self) -> Iterator[None]:
+        for done in self._work:
+            self.count += done
+            yield
+
+
+def _collect(letters: Iterator[tuple[Entry, str | None]], found: list[tuple[Entry, str]]) -> Iterator[None]:
+    for entry, to in letters:
+        if to is not None:
+            found.append((entry, to))
+        yield
 
 
 def _place(queue: Queue, state: State, entry: Entry) -> tuple[int, int]:
@@ -226,7 +264,7 @@ def add_routes(router: Router, api: Api, messages: Handling) -> None:
     letters = Letters(api, messages)
     queue = "/api/v1/queues/{name}"
     tag = "messages"
-    router.add("GET", f"{queue}/messages", letters.look, {200: (Looked, bytes)}, tag=tag)
-    router.add("POST", f"{queue}/purge", letters.purge, {200: Purged}, tag=tag)
-    router.add("POST", f"{queue}/move", letters.move, {200: Moved}, tag=tag)
-    router.add("POST", f"{queue}/redrive", letters.redrive, {200: (Redriven, bytes)}, tag=tag)
+    router.add("GET", f"{queue}/messages", letters.look, {200: (Looked, bytes)}, "queue.peek", tag=tag)
+    router.add("POST", f"{queue}/purge", letters.purge, {200: Purged}, "queue.purge", tag=tag)
+    router.add("POST", f"{queue}/move", letters.move, {200: Moved}, "queue.move", tag=tag)
+    router.add("POST", f"{queue}/redrive", letters.redrive, {200: (Redriven, bytes)}, "queue.redrive", tag=tag)

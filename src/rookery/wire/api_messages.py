@@ -23,6 +23,7 @@ from rookery.wire.api_shapes import (
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.packed import PACKED
+from rookery.wire.rest import refuse_internal
 from rookery.wire.rest_pulling import FACE
 from rookery.wire.rest_types import (
     CheckedName,
@@ -113,8 +114,7 @@ class Messages:
         """
         call.principal.require("write", name, kind="exchange")
         tenant = self._rest.tenant(call)
-        if tenant.exchange(name).internal:
-            raise InvalidArgument(f"exchange {name!r} is internal", argument="exchange")
+        refuse_internal(tenant.exchange(name))
         check_routing_key(routing_key)
         said = None
         if b"?" in call.url:
@@ -171,17 +171,24 @@ def add_routes(router: Router, api: Api) -> Handling:
     sent = (Sent, SentAll)
     tag = "messages"
     router.add(
-        "POST", f"{queue}/messages", messages.publish_to_queue, {201: sent, 200: sent}, tag=tag, accepts=ACCEPTED
+        "POST",
+        f"{queue}/messages",
+        messages.publish_to_queue,
+        {201: sent, 200: sent},
+        "queue.publish",
+        tag=tag,
+        accepts=ACCEPTED,
     )
     router.add(
         "POST",
         "/api/v1/exchanges/{name}/messages",
         messages.publish_to_exchange,
         {201: sent, 200: sent},
+        "exchange.publish",
         tag=tag,
         accepts=ACCEPTED,
     )
-    router.add("POST", f"{queue}/claim", messages.claim, {200: (LeasedAll, bytes)}, tag=tag)
-    router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, tag=tag)
-    router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, tag=tag)
+    router.add("POST", f"{queue}/claim", messages.claim, {200: (LeasedAll, bytes)}, "queue.claim", tag=tag)
+    router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, "queue.settle", tag=tag)
+    router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, "queue.settle", tag=tag)
     return handling

@@ -10,17 +10,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from rookery.core import streams
+from rookery.core import rights, streams
 from rookery.core.stream import Partition
-from rookery.errors import InvalidArgument, LimitExceeded, NotFound
-from rookery.wire.api import Api, require_some
+from rookery.errors import InvalidArgument, NotFound
+from rookery.wire.api import Api
 from rookery.wire.api_shapes import PartitionIndex
 from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router
 from rookery.wire.rest_types import Name
 
-PLANS_MAX: Final = 10_000
 LEASE_MS: Final = 60_000
 
 PlanLeaseMs = Annotated[int, msgspec.Meta(ge=1_000, le=86_400_000)]
@@ -89,8 +88,8 @@ class Plans:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        # whose each plan is, and until when on the monotonic clock
-        self._held: dict[str, tuple[str, int]] = {}
+        # the plans of each tenant: the stream of each, and until when on the monotonic clock
+        self._held: dict[str, dict[str, tuple[str, int]]] = {}
 
     def make(self, call: Call, name: Name, body: Planning | None = None) -> Plan:
         """Where the records of a range are; the files named stay until the plan is released or not renewed."""
@@ -102,42 +101,53 @@ class Plans:
         chosen = list(stream.partitions) if wanted.partition is None else [stream.partition(wanted.partition)]
         parts = [_planned(each, wanted.from_, wanted.to) for each in chosen]
         plan = f"plan-{self._api.random_text()}"
-        self._forget()
-        if len(self._held) >= PLANS_MAX:
-            raise LimitExceeded(f"there are {PLANS_MAX} plans already", argument="plan")
-        self._hold(call, plan, wanted.lease_ms)
+        tenant = self._api.tenant(call)
+        most = tenant.limits.plans_max
+        if most and len(self._living(tenant.name)) >= most:
+            raise tenant.too_many("plans", "plans_max", "plan")
+        self._hold(call, plan, name, wanted.lease_ms)
         paths = frozenset(file.path for part in parts for file in part.files)
         self._api.archive.lease(plan, paths, wanted.lease_ms)
         return Plan(plan, stream.tenant.name, name, self._api.archive.root, wanted.lease_ms, parts)
 
     def renew(self, call: Call, plan: str, body: PlanRenewal | None = None) -> PlanHeld:
         """Keep the files of a plan for longer."""
-        self._check(call, plan)
+        stream = self._check(call, plan)
         lease_ms = (body or PlanRenewal()).lease_ms
         self._api.archive.renew(plan, lease_ms)
-        self._hold(call, plan, lease_ms)
+        self._hold(call, plan, stream, lease_ms)
         return PlanHeld(plan, "renewed")
 
     def release(self, call: Call, plan: str) -> PlanHeld:
         """Have done with a plan."""
         self._check(call, plan)
         self._api.archive.release(plan)
-        del self._held[plan]
+        del self._held[call.principal.tenant][plan]
         return PlanHeld(plan, "released")
 
-    def _hold(self, call: Call, plan: str, lease_ms: int) -> None:
-        self._held[plan] = (call.principal.tenant, int(self._api.shard.mono_ms) + lease_ms)
+    def _hold(self, call: Call, plan: str, stream: str, lease_ms: int) -> None:
+        until = int(self._api.shard.mono_ms) + lease_ms
+        self._held.setdefault(call.principal.tenant, {})[plan] = (stream, until)
 
-    def _check(self, call: Call, plan: str) -> None:
-        require_some(call.principal, "read")
-        self._forget()
-        if self._held.get(plan, ("", 0))[0] != call.principal.tenant:
+    def _check(self, call: Call, plan: str) -> str:
+        """The stream of a plan, if the caller may hold it."""
+        held = self._living(call.principal.tenant).get(plan)
+        stream = "" if held is None else held[0]
+        if stream == rights.EVENTS:
+            call.principal.require_admin()
+        else:
+            rights.require(call.principal, "stream.plan", "stream", stream)
+        if held is None:
             raise NotFound(f"plan {plan!r} has ended", argument="plan")
+        return stream
 
-    def _forget(self) -> None:
+    def _living(self, tenant: str) -> dict[str, tuple[str, int]]:
+        """The plans of a tenant that are still held."""
         now = int(self._api.shard.mono_ms)
-        for plan in [plan for plan, (_, until) in self._held.items() if until <= now]:
-            del self._held[plan]
+        living = {plan: held for plan, held in self._held.pop(tenant, {}).items() if held[1] > now}
+        if living:
+            self._held[tenant] = living
+        return living
 
 
 def _planned(partition: Partition, start: int | None, stop: int | None) -> PlannedPartition:
@@ -162,6 +172,6 @@ def _planned(partition: Partition, start: int | None, stop: int | None) -> Plann
 def add_routes(router: Router, api: Api) -> None:
     routes = Plans(api)
     more: dict[str, Any] = {"tag": "streams"}
-    router.add("POST", "/api/v1/streams/{name}/plan", routes.make, {201: Plan}, **more)
-    router.add("POST", "/api/v1/plans/{plan}/renew", routes.renew, {200: PlanHeld}, **more)
-    router.add("DELETE", "/api/v1/plans/{plan}", routes.release, {200: PlanHeld}, **more)
+    router.add("POST", "/api/v1/streams/{name}/plan", routes.make, {201: Plan}, "stream.plan", **more)
+    router.add("POST", "/api/v1/plans/{plan}/renew", routes.renew, {200: PlanHeld}, "stream.plan", **more)
+    router.add("DELETE", "/api/v1/plans/{plan}", routes.release, {200: PlanHeld}, "stream.plan", **more)

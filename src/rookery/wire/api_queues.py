@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.access import Principal
 from rookery.core.definitions import plain_table, table_of, target_of
 from rookery.core.policy import Policy
@@ -15,7 +16,7 @@ from rookery.core.snapshots import exchange_stats, queue_stats
 from rookery.core.stream import Stream
 from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant, kind_of
 from rookery.errors import AccessRefused, Conflict, InvalidArgument, NotFound
-from rookery.wire.api import Api, require_all
+from rookery.wire.api import Api
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router, decode_json
 from rookery.wire.rest_s2 import QueueOptions
@@ -24,6 +25,9 @@ from rookery.wire.rest_types import Many, Name, Regex, Short
 Kind = Literal["direct", "fanout", "topic", "headers", "consistent-hash"]
 TargetKind = Literal["queue", "stream", "exchange"]
 PolicyPriority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+STEP_ROWS: Final = 1_000
+"""So many bindings are looked at in one turn."""
 
 _table = msgspec.json.Decoder(dict[str, Any])
 
@@ -112,11 +116,14 @@ class PolicyWanted(msgspec.Struct, forbid_unknown_fields=True):
     priority: PolicyPriority = 0
 
 
-class PolicyShown(msgspec.Struct):
+class PolicyShown(msgspec.Struct, omit_defaults=True):
+    """`problem` says why a pattern that an earlier version stored matches nothing."""
+
     name: str
     pattern: str
     priority: int
     settings: dict[str, Any]
+    problem: str = ""
 
 
 class PolicyList(msgspec.Struct):
@@ -163,12 +170,15 @@ class Topology:
 
     def exchange(self, call: Call, name: Name) -> ExchangeShown:
         """An exchange with its counts."""
-        call.principal.require("read", name, kind="exchange")
         return _exchange(self._api.tenant(call).exchange(name))
 
     def declare_exchange(self, call: Call, name: Name, body: ExchangeWanted) -> Answer:
-        """Make an exchange. The same again is fine, another of the name a conflict."""
-        call.principal.require("configure", name, kind="exchange")
+        """Make an exchange. The same again is fine, another of the name a conflict. An alternate needs the right to
+        read the exchange and to write to the alternate.
+        """
+        if body.alternate:
+            rights.require(call.principal, "exchange.alternate", "exchange", name)
+            rights.require(call.principal, "exchange.alternate", "alternate", body.alternate)
         if name.startswith("amq.") and name not in STANDARD_EXCHANGES:
             raise AccessRefused(f"exchange '{name}': names that begin with 'amq.' are reserved")
         exchange, created = self._api.tenant(call).declare_exchange(
@@ -185,7 +195,6 @@ class Topology:
 
     def delete_exchange(self, call: Call, name: Name, if_unused: bool = False) -> Deleted:
         """Delete an exchange with its bindings."""
-        call.principal.require("configure", name, kind="exchange")
         if name in STANDARD_EXCHANGES:
             raise Conflict(f"exchange {name!r} is built in", argument="exchange")
         self._api.tenant(call).delete_exchange(name, if_unused)
@@ -194,21 +203,13 @@ class Topology:
 
     # Bindings
 
-    def bindings(self, call: Call, source: str = "", target: str = "", limit: Many = 1_000) -> BindingList:
+    def bindings(self, call: Call, source: str = "", target: str = "", limit: Many = 1_000) -> object:
         """The bindings whose ends the caller may read, of one source or target if it is named."""
         tenant = self._api.tenant(call)
-        principal: Principal = call.principal
-        found: list[Binding] = []
         sources = [tenant.exchange(source)] if source else [tenant.exchanges[name] for name in sorted(tenant.exchanges)]
-        for exchange in sources:
-            if not exchange.name or not principal.may("read", exchange.name):
-                continue
-            for key, arguments, to in exchange.matcher.bindings():
-                assert isinstance(to, Queue | Stream | Exchange)
-                if (target and to.name != target) or not principal.may("read", to.name):
-                    continue
-                found.append(Binding(exchange.name, to.name, _kind(to), key, plain_table(arguments or {})))
-        return BindingList(found[:limit], len(found) > limit)
+        found: list[Binding] = []
+        work = _bindings(sources, target, limit, call.principal, found)
+        return self._api.in_steps(call, work, STEP_ROWS, lambda: BindingList(found[:limit], len(found) > limit))
 
     def bind(self, call: Call, body: Binding) -> Answer:
         """Let an exchange route to a queue, a stream or another exchange. Needs the right to read the source and to
@@ -229,7 +230,7 @@ class Topology:
         arguments: str = "",
     ) -> Unbound:
         """Take a binding away; `arguments`, if it has some, as a JSON object."""
-        call.principal.require("read", source, kind="exchange")
+        rights.require(call.principal, "binding.change", "source", source)
         table: dict[str, Any] = {}
         if arguments:
             try:
@@ -243,8 +244,8 @@ class Topology:
         return Unbound(deleted)
 
     def _ends(self, call: Call, source: str, kind: str, name: str) -> tuple[Tenant, Queue | Stream | Exchange]:
-        call.principal.require("read", source, kind="exchange")
-        call.principal.require("write", name, kind=kind)
+        rights.require(call.principal, "binding.change", "source", source)
+        rights.require(call.principal, "binding.change", "target", name, kind)
         tenant = self._api.tenant(call)
         target = target_of(tenant, kind, name)
         if isinstance(target, Queue):
@@ -255,12 +256,10 @@ class Topology:
 
     def policies(self, call: Call) -> PolicyList:
         """The policies of the tenant. Like their change, this needs the right to configure everything."""
-        require_all(call.principal)
         return PolicyList([_policy(policy) for policy in self._api.tenant(call).policies.values()])
 
     def policy(self, call: Call, name: Name) -> PolicyShown:
         """A policy."""
-        require_all(call.principal)
         found = self._api.tenant(call).policies.get(name)
         if found is None:
             raise NotFound(f"no policy {name!r}", argument="policy")
@@ -268,8 +267,8 @@ class Topology:
 
     def set_policy(self, call: Call, name: Name, body: PolicyWanted) -> PolicyShown:
         """Put a policy in force, also for the queues there are."""
-        require_all(call.principal)
         said = {setting: value for setting, value in msgspec.to_builtins(body.settings).items() if value is not None}
+        rights.require_dead_letters(call.principal, said)
         policy = Policy(name, body.pattern, said, body.priority)
         self._api.tenant(call).set_policy(policy)
         call.lasting()
@@ -277,7 +276,6 @@ class Topology:
 
     def delete_policy(self, call: Call, name: Name) -> Deleted:
         """End a policy."""
-        require_all(call.principal)
         self._api.tenant(call).delete_policy(name)
         call.lasting()
         return Deleted(name)
@@ -315,6 +313,22 @@ def _exchange(exchange: Exchange) -> ExchangeShown:
     )
 
 
+def _bindings(
+    sources: list[Exchange], target: str, limit: int, principal: Principal, found: list[Binding]
+) -> Iterator[None]:
+    """Find one binding more than the limit, or all; a step for each that is looked at."""
+    for exchange in sources:
+        if not exchange.name or not principal.may("read", exchange.name):
+            continue
+        for row in exchange.matcher.rows():
+            to = exchange.matcher.target_of(row)
+            if isinstance(to, Queue | Stream | Exchange) and target in ("", to.name) and principal.may("read", to.name):
+                found.append(Binding(exchange.name, to.name, _kind(to), row.key, plain_table(row.arguments or {})))
+                if len(found) > limit:
+                    return
+            yield
+
+
 def _kind(target: object) -> TargetKind:
     kind: Any = kind_of(target)
     found: TargetKind = kind
@@ -322,26 +336,26 @@ def _kind(target: object) -> TargetKind:
 
 
 def _policy(policy: Policy) -> PolicyShown:
-    return PolicyShown(policy.name, policy.pattern, policy.priority, dict(policy.settings))
+    return PolicyShown(policy.name, policy.pattern, policy.priority, dict(policy.settings), policy.problem)
 
 
 def add_routes(router: Router, api: Api) -> None:
     routes = Topology(api)
     one = "/api/v1/queues/{name}"
-    router.add("GET", "/api/v1/queues", routes.queues, {200: QueuePage}, tag="queues")
-    router.add("GET", one, routes.queue, {200: QueueShown}, tag="queues")
-    router.add("DELETE", one, routes.delete_queue, {200: Deleted}, tag="queues")
+    router.add("GET", "/api/v1/queues", routes.queues, {200: QueuePage}, "queue.list", tag="queues")
+    router.add("GET", one, routes.queue, {200: QueueShown}, "queue.show", tag="queues")
+    router.add("DELETE", one, routes.delete_queue, {200: Deleted}, "queue.delete", tag="queues")
     one = "/api/v1/exchanges/{name}"
     made: Final = {201: ExchangeShown, 200: ExchangeShown}
-    router.add("GET", "/api/v1/exchanges", routes.exchanges, {200: ExchangePage}, tag="exchanges")
-    router.add("GET", one, routes.exchange, {200: ExchangeShown}, tag="exchanges")
-    router.add("PUT", one, routes.declare_exchange, made, tag="exchanges")
-    router.add("DELETE", one, routes.delete_exchange, {200: Deleted}, tag="exchanges")
-    router.add("GET", "/api/v1/bindings", routes.bindings, {200: BindingList}, tag="exchanges")
-    router.add("POST", "/api/v1/bindings", routes.bind, {201: Bound, 200: Bound}, tag="exchanges")
-    router.add("DELETE", "/api/v1/bindings", routes.unbind, {200: Unbound}, tag="exchanges")
+    router.add("GET", "/api/v1/exchanges", routes.exchanges, {200: ExchangePage}, "exchange.list", tag="exchanges")
+    router.add("GET", one, routes.exchange, {200: ExchangeShown}, "exchange.show", tag="exchanges")
+    router.add("PUT", one, routes.declare_exchange, made, "exchange.declare", tag="exchanges")
+    router.add("DELETE", one, routes.delete_exchange, {200: Deleted}, "exchange.delete", tag="exchanges")
+    router.add("GET", "/api/v1/bindings", routes.bindings, {200: BindingList}, "binding.list", tag="exchanges")
+    router.add("POST", "/api/v1/bindings", routes.bind, {201: Bound, 200: Bound}, "binding.change", tag="exchanges")
+    router.add("DELETE", "/api/v1/bindings", routes.unbind, {200: Unbound}, "binding.change", tag="exchanges")
     one = "/api/v1/policies/{name}"
-    router.add("GET", "/api/v1/policies", routes.policies, {200: PolicyList}, tag="policies")
-    router.add("GET", one, routes.policy, {200: PolicyShown}, tag="policies")
-    router.add("PUT", one, routes.set_policy, {200: PolicyShown}, tag="policies")
-    router.add("DELETE", one, routes.delete_policy, {200: Deleted}, tag="policies")
+    router.add("GET", "/api/v1/policies", routes.policies, {200: PolicyList}, "policy.show", tag="policies")
+    router.add("GET", one, routes.policy, {200: PolicyShown}, "policy.show", tag="policies")
+    router.add("PUT", one, routes.set_policy, {200: PolicyShown}, "policy.change", tag="policies")
+    router.add("DELETE", one, routes.delete_policy, {200: Deleted}, "policy.change", tag="policies")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from rookery import properties
+from rookery.core import rights
 from rookery.core.keeping import TOPICS
 from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, TIMEOUT_MS
 from rookery.errors import InvalidArgument
@@ -54,7 +55,7 @@ class ReceiptRoutes:
         """Publish one message to a topic. Everybody who claims it with `ack` from the queue of a subscription gets it
         again after `timeout_ms`, until it is settled by `ack_id`, which without one is the message's id.
         """
-        call.principal.require("write", TOPICS, kind="exchange")
+        rights.require(call.principal, "receipt.publish", "exchange", TOPICS)
         tenant = self._rest.tenant(call)
         found = api_bodies.read(call, body, int(self._rest.shard.wall_ms)).all()
         if len(found) != 1:
@@ -73,7 +74,7 @@ class ReceiptRoutes:
 
     def settle(self, call: Call, body: SettleReceipt) -> SettledReceipt:
         """Settle a message by its ack id: all who got it are done with it, or get it again."""
-        call.principal.require("read", TOPICS, kind="exchange")
+        rights.require(call.principal, "receipt.settle", "exchange", TOPICS)
         if not self._api.repeated(call, TOPICS, body.topic):
             receipts = self._rest.tenant(call).receipts
             if body.outcome == "ack":
@@ -88,5 +89,7 @@ class ReceiptRoutes:
 def add_routes(router: Router, api: Api) -> None:
     routes = ReceiptRoutes(api)
     tag = "topics"
-    router.add("POST", "/api/v1/receipts", routes.publish, {201: Sent, 200: Sent}, tag=tag, accepts=ACCEPTED)
-    router.add("POST", "/api/v1/receipts/settle", routes.settle, {200: SettledReceipt}, tag=tag)
+    router.add(
+        "POST", "/api/v1/receipts", routes.publish, {201: Sent, 200: Sent}, "receipt.publish", tag=tag, accepts=ACCEPTED
+    )
+    router.add("POST", "/api/v1/receipts/settle", routes.settle, {200: SettledReceipt}, "receipt.settle", tag=tag)

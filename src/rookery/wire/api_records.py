@@ -18,6 +18,7 @@ from rookery.core.routing import matcher
 from rookery.core.stream import KEY_HEADER, Follower, Partition
 from rookery.errors import InvalidArgument
 from rookery.model import Message, Route
+from rookery.rendering import legible, plain, plain_table, printed
 from rookery.store.columns import check_columns
 from rookery.store.records import RecordView, read_message
 from rookery.wire.api import ARROW, Api
@@ -26,9 +27,8 @@ from rookery.wire.api_handling import packed_content, wants_packed
 from rookery.wire.api_shapes import PartitionIndex
 from rookery.wire.api_streams import Offset
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Content, Router
+from rookery.wire.http_routes import LATER, Content, Router, encode_json
 from rookery.wire.packed import PackedMessage, PackedPage, PackedRecord
-from rookery.wire.rest import plain
 from rookery.wire.rest_types import CheckedShort, Name, WaitSeconds
 
 PAGE_RECORDS: Final = 1_000
@@ -228,19 +228,19 @@ class _Page:
         if self.wish.packed:
             return packed_content(PackedPage(self._index, following, self._end, rows))
         page = RecordPage(self._stream, self._index, following, self._end, rows)
-        return Content(msgspec.json.encode(page), b"application/json")
+        return Content(encode_json(page), b"application/json")
 
     def _packed(self, message: Message, stamp_ms: int) -> PackedMessage:
         return PackedMessage(
-            plain(properties.message_id(message.props)) or self._uuid(int(message.public_id)),
+            legible(properties.message_id(message.props) or "") or self._uuid(int(message.public_id)),
             message.props,
             message.body,
-            message.route.exchange,
-            plain(message.route.key),
+            legible(message.route.exchange),
+            legible(message.route.key),
             int(message.priority),
             stamp_ms,
             int(message.expires_ms),
-            deaths=[death.as_dict() for death in message.route.deaths],
+            deaths=plain([death.as_dict() for death in message.route.deaths]),
         )
 
     def _row(self, message: Message, offset: int, stamp_ms: int) -> dict[str, Any]:
@@ -262,12 +262,12 @@ class _Page:
 def message_row(message: Message, uuid: Callable[[int], str]) -> dict[str, Any]:
     """A message as JSON, under the names of the table's columns, without what it lacks."""
     found = properties.decode(message.props)
-    headers = {str(plain(name)): plain(value) for name, value in (found.headers or {}).items()}
+    headers = plain_table(found.headers or {})
     row: dict[str, Any] = {}
     key = (found.headers or {}).get(KEY_HEADER)
     if key is not None:
         headers.pop(KEY_HEADER, None)
-        _put(row, "key", key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key, "")
+        _put(row, "key", printed(key), "")
     _put(row, "value", message.body, found.content_type or "")
     stamp = found.timestamp
     more: dict[str, Any] = {
@@ -287,14 +287,13 @@ def message_row(message: Message, uuid: Callable[[int], str]) -> dict[str, Any]:
     return row
 
 
-def _put(row: dict[str, Any], name: str, value: object, kind: str) -> None:
-    data = value if isinstance(value, bytes) else str(value).encode()
+def _put(row: dict[str, Any], name: str, data: bytes, kind: str) -> None:
     if is_json(kind):
         try:
             _decode(data)
             row[name] = msgspec.Raw(data)
             return
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     try:
         row[name] = data.decode()
@@ -484,7 +483,9 @@ class _Pouring:
 
 def add_routes(router: Router, api: Api) -> None:
     routes = Records(api)
-    router.add("GET", "/api/v1/streams/{name}/records", routes.read, {200: (RecordPage, bytes)}, tag="streams")
+    router.add(
+        "GET", "/api/v1/streams/{name}/records", routes.read, {200: (RecordPage, bytes)}, "stream.read", tag="streams"
+    )
 
 
 __all__ = ["Records", "add_routes", "message_row", "pour", "wants_arrow"]

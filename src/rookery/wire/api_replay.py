@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rookery.core import keeping, streams
+from rookery.core import keeping, rights, streams
 from rookery.core.keeping import TOPICS
 from rookery.core.stream import Partition
 from rookery.wire.api import Api
@@ -76,8 +76,8 @@ class Replays:
     def keep(self, call: Call, topic: Topic) -> KeptTopic:
         """Have what is published to a topic kept for a week from now on."""
         name = keeping.name_of(topic)
-        call.principal.require("configure", name)
-        call.principal.require("read", TOPICS, kind="exchange")
+        rights.require(call.principal, "topic.keep", "queue", name)
+        rights.require(call.principal, "topic.keep", "exchange", TOPICS)
         keeping.keep(self._rest.tenant(call), topic)
         call.lasting()
         return KeptTopic(topic, name)
@@ -88,7 +88,7 @@ class Replays:
         """
         tenant = self._rest.tenant(call)
         queue = keeping.kept_in(tenant, topic)
-        call.principal.require("read", keeping.name_of(topic) if queue is None else queue.name)
+        rights.require(call.principal, "topic.kept", "queue", keeping.name_of(topic) if queue is None else queue.name)
         if wants_packed(call):
             entries = keeping.recover(tenant, topic, min(limit or PACKED_MAX, PACKED_MAX))
             return packed_content([self._messages.pack(entry, int(entry.attempts)) for entry in entries])
@@ -97,10 +97,11 @@ class Replays:
 
     def replay(self, call: Call, body: ReplayTopic) -> ReplayedTopic:
         """Hand what is kept of a topic to its subscribers of today, oldest first."""
-        call.principal.require("write", TOPICS, kind="exchange")
+        rights.require(call.principal, "topic.replay", "exchange", TOPICS)
         tenant = self._rest.tenant(call)
         queue = keeping.kept_in(tenant, body.topic)
-        call.principal.require("read", keeping.name_of(body.topic) if queue is None else queue.name)
+        kept = keeping.name_of(body.topic) if queue is None else queue.name
+        rights.require(call.principal, "topic.replay", "queue", kept)
         count = keeping.replay(tenant, body.topic, body.limit)
         call.lasting()
         return ReplayedTopic(count)
@@ -140,7 +141,7 @@ class Replays:
         found = [shard.message_of(raw) for raw in raws]
         chosen = [record for record in found if not 0 < int(record.expires_ms) <= int(shard.wall_ms)]
         for exchange in {streams.exchange_of(tenant, record).name for record in chosen}:
-            call.principal.require("write", exchange, kind="exchange")
+            rights.require(call.principal, "exchange.publish", "exchange", exchange)
         self._rest.check_room()
         count = sum(streams.replay(tenant, record) for record in chosen)
         call.lasting()
@@ -150,7 +151,14 @@ class Replays:
 def add_routes(router: Router, api: Api, messages: Handling) -> None:
     replays = Replays(api, messages)
     kept = "/api/v1/kept"
-    router.add("PUT", kept, replays.keep, {200: KeptTopic}, tag="topics")
-    router.add("GET", kept, replays.look, {200: (KeptMessages, bytes)}, tag="topics")
-    router.add("POST", f"{kept}/replay", replays.replay, {200: ReplayedTopic}, tag="topics")
-    router.add("POST", "/api/v1/streams/{name}/replay", replays.replay_stream, {200: ReplayedStream}, tag="streams")
+    router.add("PUT", kept, replays.keep, {200: KeptTopic}, "topic.keep", tag="topics")
+    router.add("GET", kept, replays.look, {200: (KeptMessages, bytes)}, "topic.kept", tag="topics")
+    router.add("POST", f"{kept}/replay", replays.replay, {200: ReplayedTopic}, "topic.replay", tag="topics")
+    router.add(
+        "POST",
+        "/api/v1/streams/{name}/replay",
+        replays.replay_stream,
+        {200: ReplayedStream},
+        "stream.replay",
+        tag="streams",
+    )

@@ -133,7 +133,6 @@ class Streams:
 
     def declare(self, call: Call, name: Name, body: StreamWanted | None = None) -> Answer:
         """Make a stream. The same again is fine, other settings a conflict."""
-        call.principal.require("configure", name, kind="stream")
         if name == events.STREAM:
             raise AccessRefused(f"stream '{name}' is the broker's own")
         said = {} if body is None else body.said()
@@ -335,13 +334,13 @@ def add_routes(router: Router, api: Api) -> Streams:
     made = {201: StreamMade, 200: StreamMade}
     sent = {201: (Appended, AppendedAll), 200: (Appended, AppendedAll)}
     tag: Literal["streams"] = "streams"
-    router.add("GET", "/api/v1/streams", routes.all, {200: StreamPage}, tag=tag)
-    router.add("PUT", one, routes.declare, made, tag=tag)
-    router.add("GET", one, routes.info, {200: StreamShown}, tag=tag)
-    router.add("PATCH", one, routes.alter, {200: StreamShown}, tag=tag)
-    router.add("DELETE", one, routes.delete, {200: Deleted}, tag=tag)
-    router.add("POST", f"{one}/publish", routes.publish, sent, tag=tag, accepts=ACCEPTED)
-    router.add("GET", f"{one}/offsets", routes.offsets, {200: OffsetList}, tag=tag)
-    router.add("POST", f"{one}/trim", routes.trim, {200: Trimmed}, tag=tag)
-    router.add("POST", f"{one}/seal", routes.seal, {200: StreamShown}, tag=tag)
+    router.add("GET", "/api/v1/streams", routes.all, {200: StreamPage}, "stream.list", tag=tag)
+    router.add("PUT", one, routes.declare, made, "stream.declare", tag=tag)
+    router.add("GET", one, routes.info, {200: StreamShown}, "stream.show", tag=tag)
+    router.add("PATCH", one, routes.alter, {200: StreamShown}, "stream.change", tag=tag)
+    router.add("DELETE", one, routes.delete, {200: Deleted}, "stream.change", tag=tag)
+    router.add("POST", f"{one}/publish", routes.publish, sent, "stream.publish", tag=tag, accepts=ACCEPTED)
+    router.add("GET", f"{one}/offsets", routes.offsets, {200: OffsetList}, "stream.read", tag=tag)
+    router.add("POST", f"{one}/trim", routes.trim, {200: Trimmed}, "stream.change", tag=tag)
+    router.add("POST", f"{one}/seal", routes.seal, {200: StreamShown}, "stream.change", tag=tag)
     return routes

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.topology import Tenant
 from rookery.core.transactions import OUTCOMES, TIMEOUT_MS, Publish, Settle, Transaction, apply
 from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
 from rookery.wire import packed
-from rookery.wire.api import Api, require_some
+from rookery.wire.api import Api
 from rookery.wire.api_bodies import JSON, of_packed, outgoing
 from rookery.wire.api_handling import Handling
 from rookery.wire.api_shapes import Item, Sent, SettleOne
@@ -18,6 +19,7 @@ from rookery.wire.http_call import Call
 from rookery.wire.http_routes import CHECKED, Router, decode_json
 from rookery.wire.http_trace import trace_of
 from rookery.wire.packed import PACKED, PackedWork
+from rookery.wire.rest import refuse_internal
 from rookery.wire.rest_pulling import FACE
 from rookery.wire.rest_types import Name
 
@@ -77,7 +79,6 @@ class TransactionRoutes:
 
     def run(self, call: Call, body: bytes) -> TransactionDone:
         """Do all of this, or nothing. A repeated header `Idempotency-Key` does nothing more."""
-        require_some_right(call)
         tenant = self._api.tenant(call)
         if call.header(b"content-type").partition(";")[0].strip().lower() == PACKED:
             work: PackedWork | Work = packed.read(packed.decode_work, body)
@@ -124,10 +125,10 @@ class TransactionRoutes:
         for p in work.publish:
             key = p.routing_key or ""
             if p.exchange:
-                call.principal.require("write", p.exchange, kind="exchange")
-                tenant.exchange(p.exchange)
+                rights.require(call.principal, "transaction.run", "target", p.exchange, "exchange")
+                refuse_internal(tenant.exchange(p.exchange))
             else:
-                call.principal.require("write", key)
+                rights.require(call.principal, "transaction.run", "target", key)
                 if key in tenant.queues:
                     tenant.check_owner(tenant.queues[key], None)
             operations.append(of_packed(p, now_ms).publish(p.exchange, key, p.mandatory))
@@ -135,20 +136,17 @@ class TransactionRoutes:
 
     def begin(self, call: Call, id: TransactionId, body: Beginning | None = None) -> TransactionShown:
         """Begin a transaction under an id of your own. It is rolled back when it is not ended in time."""
-        require_some_right(call)
         transaction = self._shard.transactions.begin(
-            self._api.tenant(call), _named(call, id), (body or Beginning()).timeout_ms
+            self._api.tenant(call), id, (body or Beginning()).timeout_ms, owner_of(call)
         )
         return _shown(id, transaction, "open")
 
     def look(self, call: Call, id: TransactionId) -> TransactionShown:
         """How many operations an open transaction has."""
-        require_some_right(call)
         return _shown(id, self._find(call, id), "open")
 
     def add(self, call: Call, id: TransactionId, body: Work) -> TransactionShown:
         """Have more done by its commit; nothing happens before."""
-        require_some_right(call)
         tenant = self._api.tenant(call)
         transaction = self._find(call, id)
         operations = self._operations(call, tenant, body)
@@ -164,12 +162,11 @@ class TransactionRoutes:
 
     def commit(self, call: Call, id: TransactionId) -> TransactionShown:
         """Do all of it. When that cannot be, nothing is done and the transaction stays open."""
-        require_some_right(call)
         transaction = self._find(call, id)
         self._rest.check_room()
         last_id = int(self._shard.last_id)
         publishes = [each for each in transaction.operations if isinstance(each, Publish)]
-        numbers = self._shard.transactions.commit(self._api.tenant(call), _named(call, id))
+        numbers = self._shard.transactions.commit(self._api.tenant(call), id, owner_of(call))
         call.lasting()
         shown = _shown(id, transaction, "committed")
         shown.messages = self._messages.sent(publishes, numbers, last_id)
@@ -177,13 +174,12 @@ class TransactionRoutes:
 
     def rollback(self, call: Call, id: TransactionId) -> TransactionShown:
         """Forget all of it; leases stay as they are."""
-        require_some_right(call)
         transaction = self._find(call, id)
-        self._shard.transactions.rollback(self._api.tenant(call), _named(call, id))
+        self._shard.transactions.rollback(self._api.tenant(call), id, owner_of(call))
         return _shown(id, transaction, "rolled back")
 
     def _find(self, call: Call, id: str) -> Transaction:
-        return self._shard.transactions.get(self._api.tenant(call), _named(call, id))
+        return self._shard.transactions.get(self._api.tenant(call), id, owner_of(call))
 
     def _operations(self, call: Call, tenant: Tenant, work: Work) -> list[Publish | Settle]:
         """What the core is to do; queues that are published to come into being."""
@@ -204,7 +200,7 @@ class TransactionRoutes:
         return [*settles, *publishes]
 
     def _settle(self, call: Call, tenant: Tenant, one: SettleOne, index: int) -> Settle:
-        call.principal.require("read", one.lease.rsplit("/", 3)[0])
+        rights.require(call.principal, "queue.settle", "queue", one.lease.rsplit("/", 3)[0])
         lease = self._shard.lease(tenant, one.lease)
         if lease is None or not lease.live:
             raise LeaseLost(f"lease {one.lease[:300]!r} has ended", argument=f"settle[{index}].lease")
@@ -217,22 +213,18 @@ class TransactionRoutes:
             if p.routing_key not in (None, p.queue):
                 at = f"publish[{index}].routing_key"
                 raise InvalidArgument("messages to a queue have its name as their routing key", argument=at)
-            call.principal.require("write", p.queue)
+            rights.require(call.principal, "transaction.run", "target", p.queue)
             return "", p.queue
         assert p.exchange is not None
-        call.principal.require("write", p.exchange, kind="exchange")
-        tenant.exchange(p.exchange)
+        rights.require(call.principal, "transaction.run", "target", p.exchange, "exchange")
+        refuse_internal(tenant.exchange(p.exchange))
         return p.exchange, p.routing_key or ""
 
 
-def require_some_right(call: Call) -> None:
-    if call.principal.rights.write in ("", "^$"):
-        require_some(call.principal, "read")
-
-
-def _named(call: Call, id: str) -> str:
-    """The core's id: users of one tenant do not meet each other's transactions."""
-    return f"{call.principal.name}/{id}"
+def owner_of(call: Call) -> str:
+    """Who a transaction belongs to: users of one tenant do not meet each other's. Never empty, as embedded ones are."""
+    name: str = call.principal.name
+    return ("\0" if call.principal.anonymous else "=") + name
 
 
 def _shown(id: str, transaction: Transaction, status: str) -> TransactionShown:
@@ -243,12 +235,14 @@ def add_routes(router: Router, api: Api, messages: Handling) -> None:
     routes = TransactionRoutes(api, messages)
     root = "/api/v1/transactions"
     more: dict[str, Any] = {"tag": "transactions"}
-    router.add("POST", root, routes.run, {200: TransactionDone}, accepts={JSON: Work, PACKED: bytes}, **more)
-    router.add("PUT", f"{root}/{{id}}", routes.begin, {201: TransactionShown}, **more)
-    router.add("GET", f"{root}/{{id}}", routes.look, {200: TransactionShown}, **more)
-    router.add("POST", f"{root}/{{id}}/add", routes.add, {200: TransactionShown}, **more)
-    router.add("POST", f"{root}/{{id}}/commit", routes.commit, {200: TransactionShown}, **more)
-    router.add("POST", f"{root}/{{id}}/rollback", routes.rollback, {200: TransactionShown}, **more)
+    router.add(
+        "POST", root, routes.run, {200: TransactionDone}, "transaction.run", accepts={JSON: Work, PACKED: bytes}, **more
+    )
+    router.add("PUT", f"{root}/{{id}}", routes.begin, {201: TransactionShown}, "transaction.hold", **more)
+    router.add("GET", f"{root}/{{id}}", routes.look, {200: TransactionShown}, "transaction.hold", **more)
+    router.add("POST", f"{root}/{{id}}/add", routes.add, {200: TransactionShown}, "transaction.hold", **more)
+    router.add("POST", f"{root}/{{id}}/commit", routes.commit, {200: TransactionShown}, "transaction.hold", **more)
+    router.add("POST", f"{root}/{{id}}/rollback", routes.rollback, {200: TransactionShown}, "transaction.hold", **more)
 
 
 __all__ = ["TransactionRoutes", "add_routes"]

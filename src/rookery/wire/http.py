@@ -19,6 +19,8 @@ from typing import Any, Final, final
 import httptools
 from mypy_extensions import i64
 
+from rookery.errors import RookeryError
+from rookery.wire.http_bodies import BodyPool, unverified_pool, verified_pool
 from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render, write_head
 from rookery.wire.http_heads import HEAD_KNOWN_MAX_BYTES, Heads, Recent
 from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
@@ -26,12 +28,18 @@ from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
 HEAD_MAX_BYTES: Final[i64] = 64 * 1024
 URL_MAX_BYTES: Final[i64] = 16 * 1024
 HEADERS_MAX: Final[i64] = 100
+PARTS_MAX: Final[i64] = 1_024
+"""Pieces of a body that are kept apart: a chunk of two bytes would take fifty as one."""
 CALLS_MAX: Final[i64] = 256
 """Requests of one connection that may wait for their answers before it is read no further."""
 
 STALL_MAX_MS: Final[i64] = 15_000
 """How long a request may make no progress, or a peer read nothing of its answers."""
 REQUEST_MAX_MS: Final[i64] = 300_000
+BODY_WINDOW_MIN_BYTES: Final[i64] = 15 * 1024
+"""How much of a body must arrive in each `STALL_MAX_MS`: 1 KiB a second."""
+VETTED_BYTES: Final[i64] = 64 * 1024
+"""The credential of a larger body is looked at before the body is read."""
 IDLE_MAX_MS: Final[i64] = 75_000
 LINGER_MAX_MS: Final[i64] = 10_000
 LINGER_MAX_BYTES: Final[i64] = 64 << 20
@@ -46,10 +54,11 @@ class HttpFace(Face):
     """What all HTTP connections of a server share.
 
     `handle(call)` must answer a call, at once or later. `later(delay_ms, work)` runs work in a turn of its own and
-    gives something to cancel; `slow(work, done)` runs work in a thread and then `done(result)` in a turn.
-    `resume(call, event)` goes on with a call: `event` is what to do next, or what went wrong. `done(call)` is told of
-    each answer whose status is at least `told_from`, and `defect(error, call)` of what should not have happened. The
-    first request, and the head of each, must come within `handshake_ms`.
+    gives something to cancel. `resume(call, event)` goes on with a call: `event` is what to do next, or what went
+    wrong. `done(call)` is told of each answer whose status is at least `told_from`, and `defect(error, call)` of what
+    should not have happened. `vet(call)` says, of a call whose body is still arriving, on whose account that is: an
+    owner's name, empty if that is not known yet; it raises for a credential that is wrong. The first request, and the
+    head of each, must come within `handshake_ms`.
     """
 
     def __init__(self, turn: Turn, handle: Any, request_prefix: str) -> None:
@@ -59,21 +68,32 @@ class HttpFace(Face):
         self.handle = handle
         self.resume: Any = None
         self.later: Any = None
-        self.slow: Any = None
         self.done: Any = None
         self.told_from: i64 = 1_000
         self.spans: Any = None
         self.defect: Any = None
+        self.vet: Any = None
         self.origins: frozenset[bytes] = frozenset()
         self.body_max_bytes: i64 = 16 << 20
-        self.bodies_max_bytes: i64 = 256 << 20
-        self.body_bytes: i64 = 0
+        self.bodies: BodyPool = verified_pool(16 << 20)
+        self.unverified: BodyPool = unverified_pool(16 << 20)
         self.closing = False
         self.connections: dict[int, HttpConnection] = {}
         self.requests: i64 = 0
         self.refused: i64 = 0
         self.heads = Heads()
         self._prefix = request_prefix
+
+    def set_body_max(self, body_max_bytes: int) -> None:
+        """Limit the body of one request, and what bodies take together accordingly."""
+        self.body_max_bytes = body_max_bytes
+        self.bodies = verified_pool(body_max_bytes)
+        self.unverified = unverified_pool(body_max_bytes)
+
+    @property
+    def body_bytes(self) -> int:
+        """What bodies that are still arriving take together."""
+        return self.bodies.used + self.unverified.used
 
     def connect(self) -> Peer:
         return HttpConnection(self)
@@ -124,7 +144,15 @@ class HttpConnection(Peer):
         self._calls: list[Call] = []
         self._arrived: list[Call] = []
         self._parts: list[bytes] = []
+        self._joined: i64 = 0
         self._part_bytes: i64 = 0
+        # bytes of bodies whose calls have not begun, how many of them are accounted for, and on whose account
+        self._held_bytes: i64 = 0
+        self._counted_bytes: i64 = 0
+        self._owner = ""
+        self._large = False
+        self._window_ms: i64 = 0
+        self._window_bytes: i64 = 0
         self._call: Call | None = None
         self._recent = Recent(face.heads)
         self._in_head = False
@@ -239,6 +267,8 @@ class HttpConnection(Peer):
             self._arrived = []
             for call in arrived:
                 self._enqueue(call)
+        if self._fault is None and (self._large or self._held_bytes != self._counted_bytes):
+            self._count_bodies()
         if self._fault is not None:
             self._refuse(self._fault)
 
@@ -261,7 +291,7 @@ class HttpConnection(Peer):
             call.headers = known.headers
             start = end + known.body_bytes
             call.body = data[end:start]
-            self.face.body_bytes += known.body_bytes
+            self._held_bytes += known.body_bytes
             self._began_ms = self._seen_ms
             self._arrived.append(call)
             if start == len(data):
@@ -290,6 +320,56 @@ class HttpConnection(Peer):
         size: i64 = len(data) - len(call.body)
         if size <= HEAD_KNOWN_MAX_BYTES:
             self.face.heads.learn(data[:size], call)
+
+    def _count_bodies(self) -> None:
+        """Account for the bodies that are held; find a fault if there is no room for them."""
+        if self._held_bytes < self._counted_bytes:
+            self._pool().give(self._account(), self._counted_bytes - self._held_bytes)
+            self._counted_bytes = self._held_bytes
+            return
+        if not self._owner and self.credential_principal is not None:
+            self._settle_account(str(self.credential_principal.tenant))
+        if (self._large or self._part_bytes > VETTED_BYTES) and not self._vet():
+            return
+        if not self._find_room() and self._vet() and not self._find_room():
+            self._fault = HttpFault(503, "busy", "too many request bodies are arriving; try again later")
+
+    def _find_room(self) -> bool:
+        more = self._held_bytes - self._counted_bytes
+        if more and not self._pool().take(self._account(), more):
+            return False
+        self._counted_bytes = self._held_bytes
+        return True
+
+    def _vet(self) -> bool:
+        """Find out on whose account the body is that is arriving, once; False, with a fault, if it is not wanted."""
+        self._large = False
+        call = self._call
+        if self._owner or call is None or self._in_head or call.vetted or self.face.vet is None:
+            return True
+        call.vetted = True
+        try:
+            owner: str = self.face.vet(call)
+        except RookeryError as error:
+            self._fault = HttpFault(error.http, error.code, str(error), error)
+            return False
+        if owner:
+            self._settle_account(owner)
+        return True
+
+    def _settle_account(self, owner: str) -> None:
+        """What is held is on the account of somebody who is known, from now on."""
+        counted = self._counted_bytes
+        self._pool().give(self._account(), counted)
+        self._owner = owner
+        if not self._pool().take(owner, counted):
+            self._counted_bytes = 0
+
+    def _pool(self) -> BodyPool:
+        return self.face.bodies if self._owner else self.face.unverified
+
+    def _account(self) -> str:
+        return self._owner or self.network
 
     def _pass_on(self, data: bytes) -> None:
         """Hand bytes to the tunnel, or keep them until there is one."""
@@ -346,6 +426,9 @@ class HttpConnection(Peer):
         self._headers += 1
         if self._head_bytes > HEAD_MAX_BYTES or self._headers > HEADERS_MAX:
             self._stop(too_large_head())
+        if not self._in_head:
+            # it stands behind a chunked body (RFC 9110, 6.5.1), and must not pass for one of the head
+            return
         name = name.lower()
         if name in call.headers:
             if name == b"host" or name == b"authorization" or name == b"content-length":
@@ -365,9 +448,21 @@ class HttpConnection(Peer):
         call.keep = self._parser.should_keep_alive()
         # HTTP/1.0 is kept alive only where a Connection header says so; asking for the version takes much longer
         call.old = (not call.keep or b"connection" in headers) and self._parser.get_http_version() != "1.1"
+        self._window_ms = self.shard.mono_ms
+        self._window_bytes = 0
         length = headers.get(b"content-length")
-        if length is not None and int(length) > self.face.body_max_bytes:
-            self._stop(self._too_large_body())
+        if length is not None:
+            declared: i64 = int(length)
+            if declared > self.face.body_max_bytes:
+                self._stop(self._too_large_body())
+            self._large = declared > VETTED_BYTES
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            # to take the rest for what was sent would let two servers see two requests
+            self._stop(HttpFault(501, "not_implemented", "the only transfer coding understood is chunked, by itself"))
+        if coding is not None and call.old:
+            # a proxy that speaks HTTP/1.0 has not understood it (RFC 9112, 6.1)
+            self._stop(HttpFault(400, "bad_request", "HTTP/1.0 has no transfer codings"))
         if not call.old and b"host" not in headers:
             self._stop(HttpFault(400, "bad_request", "a request needs a Host header"))
         expect = headers.get(b"expect")
@@ -382,13 +477,14 @@ class HttpConnection(Peer):
         if self._call is None:
             return
         self._part_bytes += len(body)
-        self.face.body_bytes += len(body)
+        self._held_bytes += len(body)
         self._parts.append(body)
+        if len(self._parts) - self._joined >= PARTS_MAX:
+            self._parts[self._joined :] = [b"".join(self._parts[self._joined :])]
+            self._joined += 1
         self._continue = False
         if self._part_bytes > self.face.body_max_bytes:
             self._stop(self._too_large_body())
-        if self.face.body_bytes > self.face.bodies_max_bytes:
-            self._stop(HttpFault(503, "busy", "there are too many large requests under way; try again"))
 
     def on_message_complete(self) -> None:
         call = self._call
@@ -396,10 +492,12 @@ class HttpConnection(Peer):
             return
         self._call = None
         self._continue = False
+        self._large = False
         parts = self._parts
         if parts:
             call.body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
+            self._joined = 0
             self._part_bytes = 0
         if b"upgrade" in call.headers or call.method == "CONNECT":
             call.upgrading = self._parser.should_upgrade()
@@ -414,8 +512,9 @@ class HttpConnection(Peer):
         return HttpFault(413, "message_too_large", f"the body is larger than {int(self.face.body_max_bytes)} bytes")
 
     def _drop_parts(self) -> None:
-        self.face.body_bytes -= self._part_bytes
+        self._held_bytes -= self._part_bytes
         self._parts = []
+        self._joined = 0
         self._part_bytes = 0
 
     def _set_reading(self) -> None:
@@ -442,7 +541,7 @@ class HttpConnection(Peer):
             self.face.handle(call)
         elif call.refusal is not None:
             self.face.resume(call, None)
-        self.face.body_bytes -= len(call.body)
+        self._held_bytes -= len(call.body)
         call.body = b""
 
     def finish(self) -> bool:
@@ -486,6 +585,8 @@ class HttpConnection(Peer):
             self._seen_ms = self.shard.mono_ms
             if self.out.paused:
                 self._set_reading()
+        if self._held_bytes < self._counted_bytes:
+            self._count_bodies()
         if self._continue and not self._calls:
             self._continue = False
             self.out.w.write(CONTINUE)
@@ -567,7 +668,7 @@ class HttpConnection(Peer):
         """The peer will not hear the answers to these."""
         for call in calls:
             if not call.begun:
-                self.face.body_bytes -= len(call.body)
+                self._held_bytes -= len(call.body)
             undo = call.undo
             call.undo = None
             call.connection = None
@@ -585,9 +686,11 @@ class HttpConnection(Peer):
         if tunnel is not None:
             tunnel.lost()
         for call in self._arrived:
-            self.face.body_bytes -= len(call.body)
+            self._held_bytes -= len(call.body)
         self._arrived = []
         self._drop_parts()
+        if self._counted_bytes:
+            self._count_bodies()
 
     def broken(self) -> None:
         self._deaf = True
@@ -637,13 +740,25 @@ class HttpConnection(Peer):
             if self.out.paused:
                 # it is not for the peer to hurry
                 self._seen_ms = now
+                self._window_ms = now
                 return
-            late = self._in_head and now - self._began_ms > self.face.handshake_ms
+            late = self._is_late(now)
             if late or now - self._seen_ms > STALL_MAX_MS or now - self._began_ms > REQUEST_MAX_MS:
                 self._refuse(HttpFault(408, "request_timeout", "the request took too long to arrive"))
         elif not self._calls and now - self._seen_ms > (IDLE_MAX_MS if self._began_ms else self.face.handshake_ms):
             self._deaf = True
             self.out.close()
+
+    def _is_late(self, now: i64) -> bool:
+        """Whether a head is not there in time, or a body comes too slowly."""
+        if self._in_head:
+            return now - self._began_ms > self.face.handshake_ms
+        if now - self._window_ms <= STALL_MAX_MS:
+            return False
+        slow = self._part_bytes - self._window_bytes < BODY_WINDOW_MIN_BYTES
+        self._window_ms = now
+        self._window_bytes = self._part_bytes
+        return slow
 
 
 def too_large_head() -> HttpFault:

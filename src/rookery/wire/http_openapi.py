@@ -193,6 +193,6 @@ class Docs:
 
 def add_routes(router: Router, version: str) -> None:
     docs = Docs(router, version)
-    router.add("GET", "/openapi.json", docs.openapi, {200: bytes}, public=True, tag="operations")
-    router.add("GET", "/docs", docs.page, {200: bytes}, public=True, hidden=True)
-    router.add("GET", "/docs/{file}", docs.asset, {200: bytes}, public=True, hidden=True)
+    router.add("GET", "/openapi.json", docs.openapi, {200: bytes}, "server.document", tag="operations")
+    router.add("GET", "/docs", docs.page, {200: bytes}, "server.document", hidden=True)
+    router.add("GET", "/docs/{file}", docs.asset, {200: bytes}, "server.document", hidden=True)

@@ -4,6 +4,9 @@ A handler is a plain function of a call. Its other parameters are filled in by n
 template from the path, `body` from the body (`bytes` as it is, anything else from JSON), the rest from the query, with
 their defaults. It returns a value that becomes JSON, an `Answer` with a status of its own, or `LATER`. Raising an error
 of `rookery.errors` answers with that error. The same signatures make `/openapi.json` (`http_openapi`).
+
+Each route names its operation in the table of rights (`rookery.core.rights`). What that says of who may ask, and of the
+queue, topic, exchange or stream in the path, is checked before the handler is called.
 """
 
 from __future__ import annotations
@@ -16,15 +19,19 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rookery.core import rights
 from rookery.errors import (
     InvalidArgument,
     LimitExceeded,
+    MessageTooLarge,
     MethodNotAllowed,
     PathNotFound,
+    RateLimited,
     RookeryError,
     Unauthenticated,
     UnsupportedMedia,
 )
+from rookery.rendering import legible
 from rookery.wire.http_call import JSON, Call, HttpFault
 from rookery.wire.http_errors import Error
 
@@ -35,6 +42,28 @@ REQUEST_ID_MAX: Final = 128
 RETRY_AFTER_SEC: Final = 1
 DEPTH_TEXT: Final = "the JSON is nested too deeply"
 
+SMALL_BODIES: Final = frozenset(
+    (
+        "binding.change",
+        "exchange.declare",
+        "key.create",
+        "policy.change",
+        "queue.declare",
+        "queue.webhook",
+        "stream.change",
+        "stream.declare",
+        "stream.webhook",
+        "tenant.change",
+        "topic.declare",
+        "topic.keep",
+        "topic.subscribe",
+        "user.change",
+        "webhook.change",
+    )
+)
+"""Operations on one thing, whose arguments would fit a frame of AMQP."""
+SMALL_BODY_MAX_BYTES: Final = 131_072
+
 NEEDED: Final = "needed"
 """In an annotation: the document says that the parameter must be given, though its handler has words of its own for
 that.
@@ -42,6 +71,9 @@ that.
 
 CHECKED: Final = "checked"
 """In an annotation: the text is checked as it is read, because nobody looks it up."""
+
+_ROLES: Final = {"queues": "queue", "topics": "topic", "exchanges": "exchange", "streams": "stream"}
+"""What a `{name}` is behind this part of a path."""
 
 _encode: Any = msgspec.json.Encoder().encode
 _EMPTY: Final = inspect.Parameter.empty
@@ -59,7 +91,7 @@ class Answer:
 
 @final
 class Content:
-    """Bytes that are no JSON."""
+    """Bytes that are an answer as they are."""
 
     def __init__(self, data: bytes, content_type: bytes) -> None:
         self.data = data
@@ -87,8 +119,8 @@ class Parameter:
 
 @final
 class Route:
-    """One method of one path. `open` needs no credential, `public` does not even look at one; `errors` words errors in
-    a way of its own.
+    """One method of one path, and the operation that it is. `open` needs no credential, `public` does not even look at
+    one, `changes` says that it is not only a look; `errors` words errors in a way of its own.
     """
 
     def __init__(
@@ -97,23 +129,29 @@ class Route:
         template: str,
         handler: Any,
         answers: Mapping[int, Any],
-        open: bool,
+        operation: str,
         tag: str,
         errors: Any,
         hidden: bool,
-        public: bool,
         accepts: Mapping[str, Any] | None,
     ) -> None:
+        entry = rights.OPERATIONS[operation]
         self.method = method
         self.template = template
         self.handler = handler
         self.answers = answers
-        self.open = open or public
-        self.public = public
+        self.operation = operation
+        self.public = entry.who == "public"
+        self.open = self.public or entry.who == "open"
+        self.changes = entry.changes
+        self.who = "" if entry.who == "credential" else entry.who
+        # where in the path a name stands, what it is, and the rights that are needed on it
+        self.checks: list[tuple[int, str, tuple[str, ...]]] = []
         self.tag = tag
         self.errors = errors
         self.hidden = hidden
         self.accepts = accepts
+        self.body_max = SMALL_BODY_MAX_BYTES if operation in SMALL_BODIES else 0
         self.parameters: list[Parameter] = []
         self.body: Parameter | None = None
         self.status: int = next(iter(answers))
@@ -124,6 +162,7 @@ class Route:
         self._query: list[tuple[int, Parameter]] = []
         self._body_at = 0
         self._read_signature()
+        self._read_rights(entry)
 
     def _read_signature(self) -> None:
         names = path_names(self.template)
@@ -143,6 +182,28 @@ class Route:
                 self._path.append((at, names.index(name), found))
             else:
                 self._query.append((at, found))
+
+    def _read_rights(self, entry: rights.Operation) -> None:
+        parts = self.template.split("/")
+        if "{name}" in parts:
+            role = _ROLES.get(parts[parts.index("{name}") - 1], "")
+            if role in entry.needs:
+                self.checks.append((path_names(self.template).index("name"), role, entry.needs[role]))
+
+    def check(self, call: Call) -> None:
+        """Refuse a caller who lacks a right that can be told from the path."""
+        principal = call.principal
+        if self.who:
+            rights.require_who(principal, self.who)
+        for at, role, needed in self.checks:
+            name = call.path[at]
+            if role == "stream" and name == rights.EVENTS:
+                # who looks it up knows that it is for admins
+                continue
+            granted = principal.rights
+            for right in needed:
+                if getattr(granted, right) != ".*":
+                    principal.require(right, name, kind=role)
 
     @property
     def summary(self) -> str:
@@ -171,6 +232,8 @@ class Route:
         encoding = call.headers.get(b"content-encoding")
         if encoding is not None and encoding != b"identity":
             raise UnsupportedMedia(f"a body with content encoding {encoding.decode('latin-1')!r} is not understood")
+        if self.body_max and len(call.body) > self.body_max:
+            raise MessageTooLarge(f"the body is larger than {self.body_max} bytes", argument="body")
         if self._decode is None:
             arguments[self._body_at] = call.body
         elif call.body or body.required:
@@ -202,18 +265,27 @@ def encode_json(value: object) -> bytes:
     try:
         encoded = _encode(value)
     except UnicodeEncodeError:
-        encoded = _encode(legible(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))))
+        encoded = _encode(_legible(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))))
     return encoded
 
 
-def legible(value: object) -> object:
+def rendered(value: object) -> object:
+    """The same answer with its content made: after this nothing can go wrong with it any more."""
+    if isinstance(value, Answer):
+        if value.status != 204:
+            value.value = rendered(value.value)
+        return value
+    return value if isinstance(value, Content) else Content(encode_json(value), JSON)
+
+
+def _legible(value: object) -> object:
     """Plain values whose texts are all UTF-8."""
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return legible(value)
     if isinstance(value, dict):
-        return {legible(name): legible(part) for name, part in value.items()}
+        return {_legible(name): _legible(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [legible(part) for part in value]
+        return [_legible(part) for part in value]
     return value
 
 
@@ -277,16 +349,17 @@ class Router:
         template: str,
         handler: Any,
         answers: Mapping[int, Any],
-        open: bool = False,
+        operation: str,
         tag: str = "",
         errors: Any = None,
         hidden: bool = False,
-        public: bool = False,
         accepts: Mapping[str, Any] | None = None,
     ) -> None:
         """Let `handler` answer a method, or several divided by spaces, of a path such as `/queues/{name}`. The first of
-        `answers` is the status of a plain value. `accepts` says by content type what a body of bytes may be.
+        `answers` is the status of a plain value. `operation` is the line in the table of rights that says who may.
+        `accepts` says by content type what a body of bytes may be.
         """
+        assert operation in rights.OPERATIONS, f"{methods} {template}: rookery.core.rights has no {operation!r}"
         node = self._root
         for part in template.split("/")[1:]:
             if part.startswith("{"):
@@ -296,7 +369,7 @@ class Router:
                 node = node.children.setdefault(part, _Node())
         for method in methods.split():
             assert method not in node.routes, f"{method} {template} is there already"
-            route = Route(method, template, handler, answers, open, tag, errors, hidden, public, accepts)
+            route = Route(method, template, handler, answers, operation, tag, errors, hidden, accepts)
             node.routes[method] = route
             self.routes.append(route)
 
@@ -364,11 +437,26 @@ class Router:
         except Exception as error:  # noqa: BLE001 - a defect met by one request must not reach the others
             self._defect(call, error)
 
+    def vet(self, call: Call) -> str:
+        """On whose account the body of a call is that is still arriving; nothing if that is not known yet.
+
+        A call that would be refused for its path or its credential is refused now, before its body is read.
+        """
+        route, _ = self.find(call.method, call.url)
+        call.route = route
+        if route.public:
+            return ""
+        owner: str = self._authenticator.vet(call)
+        return owner
+
     def _run(self, call: Call) -> None:
         route: Route = call.route
         try:
-            if call.principal is None and not route.open:
-                raise Unauthenticated("missing api key")
+            if not route.open:
+                if call.principal is None:
+                    raise Unauthenticated("missing api key")
+                if route.who or route.checks:
+                    route.check(call)
             self._deliver(call, route.call(call))
         except RookeryError as error:
             self.fail(call, error)
@@ -381,6 +469,11 @@ class Router:
             self._name(call)
             fault = event if isinstance(event, HttpFault) else call.refusal
             assert fault is not None
+            if fault.cause is not None:
+                self.fail(call, fault.cause)
+                return
+            if fault.status == 503:
+                call.add_header("Retry-After", str(RETRY_AFTER_SEC))
             error = Error(fault.code, str(fault), call.request_id)
             call.batch = 0
             call.then = None
@@ -428,7 +521,8 @@ class Router:
         elif status == 405:
             call.add_header("Allow", ", ".join(self.allowed(call.url)))
         elif status == 503 or (status == 429 and isinstance(error, LimitExceeded)):
-            call.add_header("Retry-After", str(RETRY_AFTER_SEC))
+            later = error.retry_after_sec if isinstance(error, RateLimited) else RETRY_AFTER_SEC
+            call.add_header("Retry-After", str(later))
         worded: object = Error(error.code, str(error), call.request_id, error.argument)
         if call.route is not None and call.route.errors is not None:
             status, worded = call.route.errors(call, error)
@@ -437,7 +531,11 @@ class Router:
         if isinstance(worded, Content):
             call.answer(status, worded.data, worded.content_type)
         else:
-            call.answer(status, _encode(worded), JSON)
+            call.answer(status, encode_json(worded), JSON)
+
+    def report(self, error: Exception, call: Call) -> None:
+        """Have a defect logged."""
+        self._report(error, call)
 
     def _defect(self, call: Call, error: Exception) -> None:
         self._report(error, call)

@@ -15,7 +15,7 @@ import jwt
 import msgspec
 
 from rookery.core.access import DEFAULT_TENANT, FULL, Principal, Rights
-from rookery.errors import InvalidArgument, InvalidConfig, Unauthenticated
+from rookery.errors import InvalidConfig, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +74,7 @@ class Tokens:
     def _candidates(self, token: str) -> Iterable[_Key]:
         try:
             kid = jwt.get_unverified_header(token).get("kid")
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError, RecursionError):
             return []
         named = [key for key in self._keys if kid is not None and key.kid == kid]
         return named or self._keys
@@ -92,18 +92,19 @@ class Tokens:
                     options=options,
                     leeway=LEEWAY_SEC,
                 )
-        except (jwt.PyJWTError, ValueError, TypeError):
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError):
             return None
 
 
 def _principal(claims: dict[str, Any], now_ms: int) -> Principal:
     try:
         read = msgspec.convert(claims, _Claims)
+        f"{read.sub}{read.tenant}".encode()  # a lone surrogate, which JSON may hold, is no name
         expires_ms = None if read.exp is None else int(read.exp * 1000)
         if expires_ms is not None and expires_ms <= now_ms:
             raise Unauthenticated(BAD_TOKEN)
         return Principal(read.sub, read.tenant, read.rights, read.admin, expires_ms=expires_ms)
-    except (msgspec.ValidationError, InvalidArgument, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         raise Unauthenticated(BAD_TOKEN) from None
 
 

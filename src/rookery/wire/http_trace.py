@@ -24,9 +24,10 @@ def carry(call: Call, p: Publish) -> None:
 
 def answer_trace(call: Call, props: bytes) -> None:
     """Hand the trace context of a message back in the headers of the answer."""
-    for name in (spans.PARENT, spans.STATE):
-        value = properties.header(props, name)
-        if isinstance(value, str):
-            call.add_header(name, value)
+    parent, state = properties.header(props, spans.PARENT), properties.header(props, spans.STATE)
+    if isinstance(parent, str):
+        # by the rules for those that come in: a publisher over AMQP may write anything there
+        for name, value in spans.context(parent, state if isinstance(state, str) else "").items():
+            call.add_header(name, str(value))
             if name == spans.PARENT:
-                call.linked = value
+                call.linked = str(value)

@@ -17,6 +17,7 @@ from typing import Any, Final, final
 from mypy_extensions import i64
 
 from rookery import properties
+from rookery.core import rights
 from rookery.core.access import Principal
 from rookery.core.queue import REFUSED
 from rookery.core.topology import Tenant, Way
@@ -353,7 +354,10 @@ class LineConnection(Peer):
     def _line(self, line: bytes) -> bool:
         """Do one line; False when it has to wait for room."""
         if len(line) > self._line_max():
-            self._refuse(self._too_long())
+            if line_commands.is_command(line):
+                self._refuse(self._too_long())
+            else:
+                self.end(f"Error: {self._too_long()}")
             return True
         try:
             if line.startswith(b"PUBLISH "):
@@ -388,9 +392,16 @@ class LineConnection(Peer):
             self._skip(MemoryLimitExceeded())
 
     def _skip(self, why: RookeryError) -> None:
-        """Pass over the line that is coming in, and say why when it has."""
+        """Pass over the line that is coming in, and say why when it has.
+
+        One that is no command may be the first of an HTTP request, of which the other lines must not be taken.
+        """
+        known = line_commands.is_command(b"".join(self._rest))
         self._forget_rest()
-        self._skipping = why
+        if known:
+            self._skipping = why
+        else:
+            self.end(f"Error: {why}")
 
     def _unhold(self) -> bytes:
         rest = self._rest
@@ -512,7 +523,7 @@ class LineConnection(Peer):
         name, _, key = head.decode("utf-8", "surrogateescape").partition(" ")
         if name == DEFAULT_EXCHANGE:
             name = ""
-        self.require("write", "exchange", name)
+        self.require("exchange.publish", "exchange", name)
         exchange = tenant.exchanges.get(name)
         if exchange is None:
             raise ExchangeNotFound(f"Exchange {name} does not exist", argument="exchange")
@@ -532,10 +543,11 @@ class LineConnection(Peer):
             raise Unauthenticated("log in first: AUTH <user> <password> or AUTH <api_key>")
         return self.tenant
 
-    def require(self, action: Any, kind: str, name: str) -> None:
+    def require(self, operation: str, role: str, name: str) -> None:
+        """Refuse what the table of rights (`rookery.core.rights`) does not let this peer do."""
         principal = self.principal
         assert principal is not None
-        principal.require(action, name, kind=kind)
+        rights.require(principal, operation, role, name)
 
     def log_in(self, user: str, password: str) -> None:
         """Verify a credential; lines behind it wait. A peer that fails is nobody, also if it was the guest before."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from mypy_extensions import i64
 
 from rookery import spans
+from rookery.core import rights
 from rookery.core.policy import FACES, SETTINGS
 from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
@@ -56,7 +57,7 @@ def call(connection: LineConnection, line: bytes) -> bool:
     if not line:
         return True
     word, _, rest = line.partition(b" ")
-    verb = word.decode("latin-1").strip().upper()
+    verb = _verb(word)
     if verb == "PUBLISH":
         return connection.publish(b"PUBLISH " + rest)
     command = COMMANDS.get(verb)
@@ -79,6 +80,15 @@ def call(connection: LineConnection, line: bytes) -> bool:
     except Misused:
         connection.answer(usage_of(verb))
     return True
+
+
+def is_command(line: bytes) -> bool:
+    """Whether a line, or its beginning, is a command."""
+    return _verb(line.lstrip(b" \t").partition(b" ")[0][:32]) in COMMANDS
+
+
+def _verb(word: bytes) -> str:
+    return word.decode("latin-1").strip().upper()
 
 
 def usage_of(verb: str) -> bytes:
@@ -184,7 +194,7 @@ def declare_exchange(connection: LineConnection, verb: str, arguments: list[str]
     tenant = connection.entered()
     if kind not in KINDS:
         raise InvalidArgument(f"unsupported exchange type: {kind}", argument="type")
-    connection.require("configure", "exchange", name)
+    connection.require("exchange.declare", "exchange", name)
     # one that is there keeps its kind
     if name not in tenant.exchanges or not name:
         if name.startswith(RESERVED):
@@ -198,7 +208,9 @@ def declare_queue(connection: LineConnection, verb: str, arguments: list[str]) -
     tenant = connection.entered()
     name = arguments[0]
     settings = read_options(arguments[1:], SETTING_READERS)
-    connection.require("configure", "queue", name)
+    connection.require("queue.declare", "queue", name)
+    if connection.principal is not None:
+        rights.require_dead_letter(connection.principal, name, settings)
     if name.startswith(RESERVED) and name not in tenant.queues:
         raise AccessRefused(f"names that begin with {RESERVED} are reserved")
     suffix = connection.face.dlq_suffix
@@ -218,8 +230,8 @@ def bind_queue(connection: LineConnection, verb: str, arguments: list[str]) -> N
         raise Misused
     name, source, key = arguments
     tenant = connection.entered()
-    connection.require("read", "exchange", source)
-    connection.require("write", "queue", name)
+    connection.require("queue.bind", "source", source)
+    connection.require("queue.bind", "queue", name)
     if source not in tenant.exchanges:
         raise ExchangeNotFound(f"Exchange {source} does not exist", argument="exchange")
     tenant.bind(source, find_queue(tenant, name), key)
@@ -234,7 +246,7 @@ def consume(connection: LineConnection, verb: str, arguments: list[str]) -> None
     tenant = connection.entered()
     name = arguments[0]
     said = read_options(arguments[1:], CONSUME_READERS)
-    connection.require("read", "queue", name)
+    connection.require("queue.consume", "queue", name)
     if name not in tenant.queues:
         say(connection, f"Queue {name} does not exist")
         return
@@ -274,7 +286,7 @@ def settle(connection: LineConnection, verb: str, arguments: list[str]) -> None:
     name, text = arguments
     if not text:
         raise Misused
-    connection.require("read", "queue", name)
+    connection.require("queue.settle", "queue", name)
     find_queue(tenant, name)
     consumer = connection.consumers.get(name)
     if consumer is not None and consumer.settle(text.encode("utf-8", "surrogateescape"), _OUTCOMES[verb]):

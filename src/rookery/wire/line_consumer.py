@@ -90,10 +90,11 @@ class LineConsumer(Subscription):
 
     def _write_trace(self, props: bytes) -> None:
         """The trace of the message that follows, if it has one."""
-        found = [properties.header(props, name) for name in (spans.PARENT, spans.STATE)]
-        if isinstance(found[0], str):
-            words = [each for each in found if isinstance(each, str)]
-            self.connection.out.w.write(TRACE + text_of(" ".join(words).encode("utf-8", "replace")) + b"\n")
+        parent, state = properties.header(props, spans.PARENT), properties.header(props, spans.STATE)
+        if isinstance(parent, str):
+            words = [str(each) for each in spans.context(parent, state if isinstance(state, str) else "").values()]
+            if words:
+                self.connection.out.w.write(TRACE + text_of(" ".join(words).encode("utf-8", "replace")) + b"\n")
 
     def lapsed(self, lease: Lease) -> None:
         text = text_of(lease.entry.message.body).strip()

@@ -45,7 +45,7 @@ from rookery.wire.push_sources import (
     positions_of,
     start_of,
 )
-from rookery.wire.rest import content_of, headers_of, plain
+from rookery.wire.rest import content_of, headers_of
 from rookery.wire.rest_pulling import FACE, show
 from rookery.wire.rest_topics import Topics, queue_name
 from rookery.wire.rest_types import AtMost, Delivery, Lasting, Many, Name, Short
@@ -230,7 +230,7 @@ class Push:
     ) -> None:
         agree(call)
         source = make()
-        socket = Socket(call, source, explicit, plain, self.left, self._handling.packed if packed else None)
+        socket = Socket(call, source, explicit, self.left, self._handling.packed if packed else None)
         socket.operations = Operations(call, source, target, self._messages, self._rest.router.count)
         call.headers.clear()
         call.upgrade(socket)
@@ -390,5 +390,7 @@ class Events(Reader):
 
 
 def add_routes(router: Router, push: Push) -> None:
-    for kind, handler in (("queues", push.queue), ("topics", push.topic), ("streams", push.stream)):
-        router.add("GET", f"/api/v1/{kind}/{{name}}/stream", handler, {200: bytes, 101: None}, tag="push")
+    answers = {200: bytes, 101: None}
+    router.add("GET", "/api/v1/queues/{name}/stream", push.queue, answers, "queue.consume", tag="push")
+    router.add("GET", "/api/v1/topics/{name}/stream", push.topic, answers, "topic.consume", tag="push")
+    router.add("GET", "/api/v1/streams/{name}/stream", push.stream, answers, "stream.consume", tag="push")

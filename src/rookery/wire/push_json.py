@@ -17,6 +17,7 @@ from rookery._bytes import BytesWriter
 from rookery.core.entries import Entry, Lease
 from rookery.core.shard import Shard
 from rookery.model import Message, Route
+from rookery.rendering import legible, plain, plain_table
 
 _encode: Any = msgspec.json.Encoder().encode
 _decode: Any = msgspec.json.Decoder().decode
@@ -24,11 +25,10 @@ _decode: Any = msgspec.json.Decoder().decode
 
 @final
 class MessageWriter:
-    """See the module's docstring. `plain` makes a value of a header one that JSON can carry."""
+    """See the module's docstring."""
 
-    def __init__(self, shard: Shard, plain: Any) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._plain = plain
         # makes bytes of a delivery, for Rookery's own client
         self.packed: Any = None
         self._queue = ""
@@ -63,7 +63,7 @@ class MessageWriter:
             if name != self._queue:
                 self._queue = name
                 # without its closing quote
-                self._queue_json = b',"lease":%b/' % _encode(name)[:-1]
+                self._queue_json = b',"lease":%b/' % _encode(legible(name))[:-1]
                 self._epoch = b"/%d/" % int(self._shard.epoch)
             w.write(self._queue_json)
             w.write(str(int(entry.seq)).encode())
@@ -78,7 +78,7 @@ class MessageWriter:
             w.write(b',"expires_ms":%d' % int(message.expires_ms))
         if message.route.deaths:
             w.write(b',"deaths":')
-            w.write(_encode(self._plain([death.as_dict() for death in message.route.deaths])))
+            w.write(_encode(plain([death.as_dict() for death in message.route.deaths])))
         self._rest(w, message)
 
     def record(self, w: BytesWriter, message: Message, partition: i64, offset: i64) -> None:
@@ -115,26 +115,25 @@ class MessageWriter:
     def _show_route(self, route: Route) -> bytes:
         shown = b""
         if route.exchange:
-            shown += b',"exchange":' + _encode(route.exchange)
+            shown += b',"exchange":' + _encode(legible(route.exchange))
         if route.key:
-            shown += b',"routing_key":' + _encode(self._plain(route.key))
+            shown += b',"routing_key":' + _encode(legible(route.key))
         return shown
 
     def _show_props(self, props: bytes) -> bytes:
         found = properties.decode(props)
         kind = found.content_type or ""
         self._is_json = kind.startswith("application/json") or kind.endswith("+json")
-        self._message_id = self._plain(found.message_id) if found.message_id else ""
+        self._message_id = legible(found.message_id) if found.message_id else ""
         row: dict[str, Any] = {}
         for name in ("content_type", "correlation_id", "reply_to", "type"):
             value = getattr(found, name)
             if value is not None:
-                row[name] = self._plain(value)
+                row[name] = legible(value)
         if found.timestamp is not None:
             row["timestamp_ms"] = int(found.timestamp) * 1000
-        headers = self._plain(found.headers or {})
-        if headers:
-            row["headers"] = headers
+        if found.headers:
+            row["headers"] = plain_table(found.headers)
         if not row:
             return b""
         encoded: bytes = _encode(row)

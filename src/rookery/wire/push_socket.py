@@ -47,7 +47,7 @@ _BEGIN: Final = b'{"type":"messages","messages":['
 class Socket(Reader):
     """See the module's docstring. `left` is called when the reader is gone."""
 
-    def __init__(self, call: Call, source: Source, show_lease: bool, plain: Any, left: Any, packed: Any = None) -> None:
+    def __init__(self, call: Call, source: Source, show_lease: bool, left: Any, packed: Any = None) -> None:
         connection = call.connection
         assert connection is not None
         self._call = call
@@ -59,7 +59,7 @@ class Socket(Reader):
         self.operations: Any = None
         self._decoder = Decoder(connection.face.body_max_bytes)
         self._counted_bytes: i64 = 0
-        self._writer = MessageWriter(connection.shard, plain)
+        self._writer = MessageWriter(connection.shard)
         self._writer.packed = packed
         self._batch = BytesWriter()
         self._open = False
@@ -198,11 +198,15 @@ class Socket(Reader):
 
     def _count(self, held_bytes: i64) -> None:
         """Let what waits here count among the bodies of requests that are still arriving."""
-        face = self._connection.face
-        face.body_bytes += held_bytes - self._counted_bytes
-        self._counted_bytes = held_bytes
-        if face.body_bytes > face.bodies_max_bytes and held_bytes:
+        bodies = self._connection.face.bodies
+        tenant: str = self._call.principal.tenant
+        more = held_bytes - self._counted_bytes
+        if more < 0:
+            bodies.give(tenant, -more)
+        elif more and not bodies.take(tenant, more):
             self._say_farewell(websocket.TRY_LATER, "there are too many large requests under way; try again")
+            return
+        self._counted_bytes = held_bytes
 
     def finish(self) -> bool:
         """The turn ends: send what came in it, and the answers that the journal has; whether some wait for it."""

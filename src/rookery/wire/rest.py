@@ -17,7 +17,7 @@ from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import FACES
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
-from rookery.core.topology import Tenant
+from rookery.core.topology import Exchange, Tenant
 from rookery.core.transactions import Publish, apply
 from rookery.errors import (
     AccessRefused,
@@ -30,8 +30,9 @@ from rookery.errors import (
 )
 from rookery.model import PERSISTENT, Message, check_numbers
 from rookery.properties import Properties
+from rookery.rendering import plain_table
 from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Router
+from rookery.wire.http_routes import LATER, Router, rendered
 from rookery.wire.rest_types import RestOptions, Sending
 from rookery.wire.turn import FULL, NO_DISK, Turn
 
@@ -142,13 +143,50 @@ class Rest:
         lease_ms: int,
         wait_ms: int,
         done: Callable[[list[Lease]], object],
+        handed_out: Callable[[list[Lease]], None] | None = None,
     ) -> object:
-        """Answer with what `done` makes of the leases, now or when there are some or the time is over."""
+        """Answer with what `done` makes of the leases, now or when there are some or the time is over.
+
+        `handed_out` is called with those that are in the answer once that is rendered: nothing is settled before.
+        """
         leases = queue.claim(count, lease_ms)
         if leases or wait_ms <= 0:
-            return done(leases)
-        Waiting(self, call, queue, count, lease_ms, wait_ms, done)
+            return self.hand_out(call, leases, done, handed_out)
+        Waiting(self, call, queue, count, lease_ms, wait_ms, done, handed_out)
         return LATER
+
+    def hand_out(
+        self,
+        call: Call,
+        leases: list[Lease],
+        done: Callable[[list[Lease]], object],
+        handed_out: Callable[[list[Lease]], None] | None,
+    ) -> object:
+        """What `done` makes of the leases, rendered. A message that cannot be rendered is left out and tried again
+        later, as if its consumer had failed; the others do not suffer for it.
+        """
+        try:
+            answer = rendered(done(leases))
+        except Exception:
+            sound = self._renderable(call, leases, done) if leases else []
+            if not sound:
+                raise
+            leases = sound
+            answer = rendered(done(leases))
+        if handed_out is not None and leases:
+            handed_out(leases)
+        return answer
+
+    def _renderable(self, call: Call, leases: list[Lease], done: Callable[[list[Lease]], object]) -> list[Lease]:
+        sound: list[Lease] = []
+        for lease in leases:
+            try:
+                rendered(done([lease]))
+                sound.append(lease)
+            except Exception as error:  # noqa: BLE001 - a defect that one message meets must not reach the others
+                self.router.report(error, call)
+                lease.queue.retry(lease, -1, "the message could not be rendered")
+        return sound
 
     def lease(self, call: Call, queue: str, token: str) -> Lease:
         """The live lease that a token stands for, if it is of that queue."""
@@ -175,11 +213,13 @@ class Waiting:
         lease_ms: int,
         wait_ms: int,
         done: Callable[[list[Lease]], object],
+        handed_out: Callable[[list[Lease]], None] | None,
     ) -> None:
         self._rest = rest
         self._call = call
         self._queue = queue
         self._done = done
+        self._handed_out = handed_out
         self._mailbox = rest.shard.wait_claim(queue, count, lease_ms)
         self._mailbox.on_event = self
         assert call.connection is not None
@@ -202,7 +242,7 @@ class Waiting:
     def _answer(self, leases: list[Lease]) -> object:
         if not leases and self._mailbox.ended:
             raise QueueNotFound(f"queue {self._queue.name!r} was deleted", argument="queue")
-        return self._done(leases)
+        return self._rest.hand_out(self._call, leases, self._done, self._handed_out)
 
     def _leave(self) -> None:
         for lease in self._end() or ():
@@ -229,6 +269,12 @@ def require(principal: Principal, action: str, name: str) -> None:
         pattern = rights.configure
     if pattern != _ALL:
         principal.require(action, name)  # type: ignore[arg-type]
+
+
+def refuse_internal(exchange: Exchange) -> None:
+    """Raise for an exchange to which only exchanges publish."""
+    if exchange.internal:
+        raise InvalidArgument(f"exchange {exchange.name!r} is internal", argument="exchange")
 
 
 def pack(said: Sending, exchange: str, key: str, now_ms: int) -> Publish:
@@ -309,21 +355,4 @@ def content_of(message: Message) -> tuple[msgspec.Raw | str | None, str | None]:
 
 def headers_of(message: Message) -> dict[str, Any] | None:
     found = properties.headers(message.props)
-    if not found:
-        return None
-    return {str(plain(name)): plain(value) for name, value in found.items()} or None
-
-
-def plain(value: object) -> Any:
-    """A value of a header as JSON can carry it."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {str(plain(name)): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return str(value)
+    return plain_table(found) if found else None

@@ -62,18 +62,21 @@ class Handles:
         def done(leases: list[Lease]) -> object:
             if not leases:
                 raise NotFound("timeout: no messages available")
-            return self._claimed(call, leases[0])
+            return self._claimed(leases[0])
 
-        return self._rest.claim(call, found, 1, options.claim_lease_ms, options.claim_wait_ms, done)
+        def handed_out(leases: list[Lease]) -> None:
+            entry = leases[0].entry
+            call.tag = leases[0].token()
+            answer_trace(call, entry.message.props)
+            self._remember(leases[0].queue, int(entry.message.public_id), int(entry.seq))
 
-    def _claimed(self, call: Call, lease: Lease) -> Answer:
+        return self._rest.claim(call, found, 1, options.claim_lease_ms, options.claim_wait_ms, done, handed_out)
+
+    def _claimed(self, lease: Lease) -> Answer:
         entry = lease.entry
-        answer_trace(call, entry.message.props)
-        number = int(entry.message.public_id)
-        self._remember(lease.queue, number, int(entry.seq))
-        call.tag = lease.token()
         text, coded = payload(entry)
-        return Answer(200, Claimed(self.id(number), text, coded), {"X-Lease": quote(call.tag)})
+        claimed = Claimed(self.id(int(entry.message.public_id)), text, coded)
+        return Answer(200, claimed, {"X-Lease": quote(lease.token(), errors="surrogateescape")})
 
     def ack(self, call: Call, queue: str, message_id: str, token: str) -> Done:
         lease = self.lease(call, queue, message_id, token)
@@ -90,7 +93,7 @@ class Handles:
         call.tag = message_id
         number = self.number(message_id)
         lease = self._current(found, number) if number > 0 else None
-        if lease is None or not lease.live or (token and token not in (lease.token(), quote(lease.token()))):
+        if lease is None or not lease.live or (token and token not in _forms(lease.token())):
             raise NotFound(f"message not found in-flight: {message_id}")
         return lease
 
@@ -121,6 +124,11 @@ class Handles:
             if held.entry.message.public_id == number:
                 return held
         return None
+
+
+def _forms(token: str) -> tuple[str, str]:
+    """A token as it is, and as the header of a claim shows it."""
+    return token, quote(token, errors="surrogateescape")
 
 
 def payload(entry: Entry) -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
 """API keys over HTTP: make, list and revoke them, and the rule about who may make one without a credential.
 
-`local` is a program of this machine that speaks for itself (`http_auth.is_local`). Whoever makes a key without an admin
-credential gets one without the admin right, and none for the default tenant or the system's.
+`local` is a program of this machine that speaks for itself (`http_auth.is_local`); it makes new tenants, and keys of an
+existing one with a full-rights credential of that tenant. Whoever makes a key without an admin credential gets one
+without the admin right, and none for the default tenant or the system's. A key never grants more than its maker has.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Annotated, Final
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.access import DEFAULT_TENANT, FULL, ApiKey, IssuedKey, Principal, Rights
 from rookery.core.topology import check_name
-from rookery.errors import AccessRefused, InvalidArgument, Unauthenticated
-from rookery.wire.http_auth import MISSING, is_local
+from rookery.errors import AccessRefused, InvalidArgument, NotFound, Unauthenticated
+from rookery.wire.http_auth import MISSING, is_local, refuse_other_sites
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Router
 from rookery.wire.rest import Rest
@@ -84,8 +86,42 @@ def check_may_create(rest: Rest, call: Call, tenant: str) -> None:
         raise Unauthenticated(MISSING)
     if mode == "admin" or tenant in (DEFAULT_TENANT, SYSTEM_TENANT):
         raise AccessRefused(f"a key of tenant '{tenant}' needs an admin credential")
-    if mode == "local" and not is_local(call):
+    if mode == "open":
+        refuse_other_sites(call)
+    elif not is_local(call):
         raise AccessRefused("keys are made from this machine only (ROOKERY_KEY_CREATION=local)")
+    elif tenant in rest.shard.tenants and not _speaks_for(principal, tenant):
+        raise AccessRefused(
+            f"tenant '{tenant}' exists: a key of it needs a key of that tenant with all rights, or an admin's"
+        )
+
+
+def _speaks_for(principal: Principal | None, tenant: str) -> bool:
+    return principal is not None and principal.tenant == tenant and rights.is_full(principal)
+
+
+def _check_not_more(maker: Principal, wanted: Rights) -> None:
+    """Raise unless the maker has every right that the key would have. Of two patterns nobody can tell whether one
+    grants less, so they are the same, or the key's grants nothing.
+    """
+    for right in ("configure", "write", "read"):
+        own, new = getattr(maker.rights, right), getattr(wanted, right)
+        if own not in (".*", new) and new not in rights.NOTHING:
+            raise AccessRefused(
+                f"a key has no more rights than its maker: {right} is '{own}' for '{maker.name}', not '{new}'"
+            )
+
+
+def _expiry(maker: Principal | None, wanted_sec: int | None, now_ms: int) -> int | None:
+    """When a key expires: as wanted, but not after its maker, unless that is an admin."""
+    wanted = None if wanted_sec is None else now_ms + wanted_sec * 1_000
+    latest = None if maker is None or maker.admin else maker.expires_ms
+    if latest is not None and wanted is not None and wanted > latest:
+        raise AccessRefused(
+            f"a key does not outlive its maker: '{maker.name if maker else ''}' expires in "
+            f"{max(0, latest - now_ms) // 1_000} s"
+        )
+    return latest if wanted is None else wanted
 
 
 def create(rest: Rest, call: Call, tenant: str, wanted: KeyWanted) -> IssuedKey:
@@ -96,17 +132,25 @@ def create(rest: Rest, call: Call, tenant: str, wanted: KeyWanted) -> IssuedKey:
         raise AccessRefused("a key with the admin right needs an admin credential")
     shard = rest.shard
     now_ms = int(shard.wall_ms)
-    rights = FULL
+    granted = FULL
     if wanted.rights is not None:
-        rights = Rights(wanted.rights.configure, wanted.rights.write, wanted.rights.read)
+        granted = Rights(wanted.rights.configure, wanted.rights.write, wanted.rights.read)
+    maker: Principal | None = call.principal
+    if maker is not None and (maker.anonymous or maker.tenant != tenant):
+        # nothing of this tenant was shown: who may make the key did not follow from it
+        maker = None
+    if maker is not None and not maker.admin:
+        _check_not_more(maker, granted)
+    expires_ms = _expiry(maker, wanted.expires_in_sec, now_ms)
     if tenant not in shard.tenants:
-        shard.create_tenant(tenant)
+        by_admin = call.principal is not None and call.principal.admin
+        _ = shard.create_tenant(tenant) if by_admin else shard.create_open_tenant(tenant)
     issued = rest.access.create_key(
         tenant,
         now_ms,
-        rights=rights,
+        rights=granted,
         admin=wanted.admin,
-        expires_ms=None if wanted.expires_in_sec is None else now_ms + wanted.expires_in_sec * 1_000,
+        expires_ms=expires_ms,
         note=wanted.note,
     )
     call.lasting()
@@ -136,16 +180,29 @@ class Keys:
         return KeyMade(record.kid, issued.text, tenant, record.admin, record.expires_ms)
 
     def show(self, call: Call, tenant: str = "") -> KeyList:
-        """The keys of a tenant, without their secrets."""
+        """The keys of a tenant, without their secrets. Only admins see admin keys."""
         principal: Principal = call.principal
+        rights.require_full(principal)
         if tenant and tenant != principal.tenant:
             principal.require_admin()
-        return KeyList([_shown(key) for key in self._access.keys(tenant or principal.tenant)])
+        keys = self._access.keys(tenant or principal.tenant)
+        return KeyList([_shown(key) for key in keys if principal.admin or not key.admin])
 
     def revoke(self, call: Call, kid: str) -> Revoked:
-        """Revoke a key: its next use fails. An admin's credential will do, or one of the key's own tenant."""
+        """Revoke a key: its next use fails. This takes the key itself, a credential of its tenant with all rights (not
+        for an admin's key), or an admin's.
+        """
         principal: Principal = call.principal
-        self._access.revoke_key(kid, tenant=None if principal.admin else principal.tenant)
+        if principal.admin:
+            self._access.revoke_key(kid)
+        elif kid == principal.key_id:
+            self._access.revoke_key(kid, tenant=principal.tenant)
+        else:
+            rights.require_full(principal)
+            keys = self._access.keys(principal.tenant)
+            if not any(key.kid == kid and not key.admin for key in keys):
+                raise NotFound(f"no such key: {kid}", argument="kid")
+            self._access.revoke_key(kid, tenant=principal.tenant)
         call.lasting()
         return Revoked("ok", kid)
 
@@ -157,6 +214,6 @@ def _shown(key: ApiKey) -> KeyShown:
 def add_routes(router: Router, rest: Rest) -> None:
     keys = Keys(rest)
     for root in ("", "/api/v1"):
-        router.add("POST", f"{root}/keys", keys.create, {201: KeyMade}, open=True, tag="keys")
-        router.add("GET", f"{root}/keys", keys.show, {200: KeyList}, tag="keys")
-        router.add("DELETE", f"{root}/keys/{{kid}}", keys.revoke, {200: Revoked}, tag="keys")
+        router.add("POST", f"{root}/keys", keys.create, {201: KeyMade}, "key.create", tag="keys")
+        router.add("GET", f"{root}/keys", keys.show, {200: KeyList}, "key.list", tag="keys")
+        router.add("DELETE", f"{root}/keys/{{kid}}", keys.revoke, {200: Revoked}, "key.revoke", tag="keys")

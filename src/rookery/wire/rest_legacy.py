@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rookery import properties
+from rookery.core import rights
 from rookery.core.consumers import Mailbox
 from rookery.core.transactions import Publish
 from rookery.errors import AccessRefused, QueueNotFound, RookeryError
@@ -18,7 +19,7 @@ from rookery.properties import Properties
 from rookery.wire.http_call import Call
 from rookery.wire.http_errors import Error
 from rookery.wire.http_routes import LATER, Answer, Content, Router, decode_json, parse_query
-from rookery.wire.rest import Rest
+from rookery.wire.rest import Rest, refuse_internal
 from rookery.wire.rest_ops import Operations, Stats
 from rookery.wire.rest_s0 import (
     S0,
@@ -80,9 +81,9 @@ class Legacy:
 
     def create(self, call: Call, body: Create) -> Done:
         """Declare an exchange and a queue, and bind them."""
-        principal = call.principal
-        for name in (body.exchange, body.queue):
-            principal.require("configure", name)
+        operation: Final = "exchange.create_with_queue"
+        rights.require(call.principal, operation, "exchange", body.exchange)
+        rights.require(call.principal, operation, "queue", body.queue)
         tenant = self._rest.tenant(call)
         tenant.declare_exchange(body.exchange, body.exchange_type)
         queue, _ = self._rest.declare(tenant, body.queue, {}, FACE)
@@ -95,15 +96,16 @@ class Legacy:
         if for_small_queues(call) or not body.lstrip().startswith(b"{"):
             return self._s0.publish(call, body, queue)
         said: LegacyPublish = decode_json(_decode_publish, body)
-        call.principal.require("write", said.exchange, kind="exchange")
+        rights.require(call.principal, "exchange.publish", "exchange", said.exchange)
         if not said.exchange:
             raise AccessRefused("an exchange must be named")
         tenant = self._rest.tenant(call)
+        refuse_internal(tenant.exchange(said.exchange))
         self._rest.publish(tenant, Publish(said.exchange, said.routing_key, _PROPS, said.body.encode()))
         call.lasting()
         return Done("ok")
 
-    def stats(self, call: Call, queue: Name = "") -> Counts | Stats:
+    def stats(self, call: Call, queue: Name = "") -> object:
         """The counts of a queue, or of everything in the tenant."""
         if for_small_queues(call):
             return self._s0.stats(call, queue)
@@ -166,16 +168,16 @@ def add_routes(router: Router, rest: Rest, operations: Operations) -> None:
     small: dict[str, Any] = {"errors": word_error, "tag": "small queues"}
     shared: dict[str, Any] = {"errors": word_shared_error, "tag": "small queues"}
     old: dict[str, Any] = {"errors": word_text_error, "tag": "oldest"}
-    router.add("GET POST", "/create_key", s0.create_key, {200: KeyCreated}, open=True, **small)
-    router.add("POST GET", "/publish", legacy.publish, {200: (MessageId, Done)}, **shared)
-    router.add("GET POST", "/claim", s0.claim, {200: Claimed}, **small)
-    router.add("POST GET", "/ack", s0.ack, {200: Done}, **small)
-    router.add("POST GET", "/extend", s0.extend, {200: Done}, **small)
-    router.add("GET POST", "/stats", legacy.stats, {200: (Counts, Stats)}, **shared)
-    router.add("GET", "/dead_letters", s0.dead, {200: DeadLetters}, **small)
-    router.add("DELETE", "/dead_letters", s0.purge, {200: Count}, **small)
-    router.add("POST", "/dead_letters/redrive", s0.redrive, {200: Count}, **small)
-    router.add("POST", "/create", legacy.create, {200: Done}, **old)
-    router.add("GET", "/consume", legacy.consume, {200: bytes}, **old)
-    router.add("POST GET", "/add_publisher", legacy.register, {200: Done}, **old)
-    router.add("POST GET", "/add_consumer", legacy.register, {200: Done}, **old)
+    router.add("GET POST", "/create_key", s0.create_key, {200: KeyCreated}, "key.create", **small)
+    router.add("POST GET", "/publish", legacy.publish, {200: (MessageId, Done)}, "queue.publish", **shared)
+    router.add("GET POST", "/claim", s0.claim, {200: Claimed}, "queue.claim", **small)
+    router.add("POST GET", "/ack", s0.ack, {200: Done}, "queue.settle", **small)
+    router.add("POST GET", "/extend", s0.extend, {200: Done}, "queue.settle", **small)
+    router.add("GET POST", "/stats", legacy.stats, {200: (Counts, Stats)}, "queue.stats", **shared)
+    router.add("GET", "/dead_letters", s0.dead, {200: DeadLetters}, "dead_letters.list", **small)
+    router.add("DELETE", "/dead_letters", s0.purge, {200: Count}, "dead_letters.change", **small)
+    router.add("POST", "/dead_letters/redrive", s0.redrive, {200: Count}, "dead_letters.change", **small)
+    router.add("POST", "/create", legacy.create, {200: Done}, "exchange.create_with_queue", **old)
+    router.add("GET", "/consume", legacy.consume, {200: bytes}, "queue.consume", **old)
+    router.add("POST GET", "/add_publisher", legacy.register, {200: Done}, "session", **old)
+    router.add("POST GET", "/add_consumer", legacy.register, {200: Done}, "session", **old)

@@ -2,12 +2,13 @@
 
 `/health/ready` sends a message through the broker for real (publish, to disk, claim, ack), at most once a second
 however often it is asked. `/metrics` shows totals to everyone, the queues of its tenant to a credential, and all
-queues to an admin's; how many queues it names is bounded.
+queues to an admin's; how many queues it names is bounded. The sums over all queues are made in steps, once for all who
+ask meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -20,9 +21,9 @@ from rookery.core.transactions import Publish
 from rookery.errors import NotReady
 from rookery.properties import Properties
 from rookery.wire import rest_s2, rest_topics
+from rookery.wire.api import Api
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Content, Router
-from rookery.wire.rest import Rest
 from rookery.wire.rest_keys import SYSTEM_TENANT
 from rookery.wire.rest_types import Many
 
@@ -30,6 +31,9 @@ READY_QUEUE: Final = "rookery.ready"
 READY_MAX_MS: Final = 5_000
 READY_CACHE_MS: Final = 1_000
 METRICS_QUEUES_MAX: Final = 1_000
+STEP_QUEUES: Final = 1_000
+"""So many queues are looked at in one turn."""
+
 TOTALS_QUEUES_PER_MS: Final = 10
 """So many queues are summed up for each millisecond that their sums are good for: 10,000 queues, once a second."""
 
@@ -92,14 +96,18 @@ class Metrics(msgspec.Struct):
 class Operations:
     """The routes."""
 
-    def __init__(self, rest: Rest, started_ms: int) -> None:
-        self._rest = rest
-        self._shard = rest.shard
+    def __init__(self, api: Api, started_ms: int) -> None:
+        self._api = api
+        self._rest = api.rest
+        self._shard = api.shard
         self._started_ms = started_ms
         self._ready: Ready | None = None
         self._ready_ms = 0
-        self._totals: dict[str, int] = {}
+        # what else the server counts, for whoever knows of it to add
+        self.server_values: list[Callable[[], tuple[str, str, str, int]]] = []
+        self._totals = _no_totals()
         self._totals_until_ms = 0
+        self._summing: Iterator[None] | None = None
 
     def health(self, call: Call) -> Health:
         """The process is alive."""
@@ -137,66 +145,63 @@ class Operations:
 
     # Numbers
 
-    def stats(self, call: Call, limit: Many = 1_000) -> Stats:
+    def stats(self, call: Call, limit: Many = 1_000) -> object:
         """Sizes of all queues and topics of the caller's tenant."""
         tenant = self._rest.tenant(call)
-        principal: Principal = call.principal
-        queues = [q for q in tenant.queues.values() if q.owner is None and principal.may("read", q.name)]
-        topics = [
-            exchange
-            for name, exchange in tenant.exchanges.items()
-            if exchange.kind == "topic" and name not in STANDARD_EXCHANGES and principal.may("read", name)
-        ]
-        return Stats(
-            tenant.name,
-            {queue.name: rest_s2.show_stats(queue) for queue in queues[:limit]},
-            {exchange.name: rest_topics.show_stats(exchange) for exchange in topics[:limit]},
-            len(queues) > limit or len(topics) > limit,
-        )
+        stats = Stats(tenant.name, {}, {}, False)
+        return self._api.in_steps(call, _look(tenant, call.principal, limit, stats), STEP_QUEUES, lambda: stats)
 
     def metrics(self, call: Call) -> object:
         """Counters and gauges, for Prometheus, or as JSON where that is asked for."""
-        shown = self._metrics(call.principal)
+        shown = Metrics({}, [], 0)
         accept = call.header(b"accept")
-        if "application/json" in accept and "text/plain" not in accept:
-            return shown
-        return Content(_exposition(shown, self._server_values()), PROMETHEUS)
 
-    def _metrics(self, principal: Principal | None) -> Metrics:
-        rows: list[QueueMetrics] = []
-        omitted = 0
-        if principal is not None:
-            for queue in self._shown_to(principal):
-                if len(rows) < METRICS_QUEUES_MAX:
-                    rows.append(QueueMetrics(queue.tenant.name, queue.name, _values(queue)))
-                else:
-                    omitted += 1
-        return Metrics(self._sums(), rows, omitted)
+        def answer() -> object:
+            shown.totals = self._totals
+            if "application/json" in accept and "text/plain" not in accept:
+                return shown
+            return Content(_exposition(shown, self._server_values()), PROMETHEUS)
 
-    def _shown_to(self, principal: Principal) -> Iterable[Queue]:
-        for tenant in self._shard.tenants.values():
-            if tenant.name != SYSTEM_TENANT and (principal.admin or principal.tenant == tenant.name):
-                for queue in tenant.queues.values():
-                    if principal.admin or principal.may("read", queue.name):
-                        yield queue
+        return self._api.in_steps(call, self._measure(call.principal, shown), STEP_QUEUES, answer)
 
-    def _sums(self) -> dict[str, int]:
-        """The sums over all queues, looked at again the less often the more queues there are."""
-        now = int(self._shard.mono_ms)
-        if self._totals and now < self._totals_until_ms:
-            return self._totals
-        totals = dict.fromkeys([name for name, _, _ in _TOTALS], 0)
-        count = 0
-        for tenant in self._shard.tenants.values():
-            if tenant.name == SYSTEM_TENANT:
+    def _measure(self, principal: Principal | None, shown: Metrics) -> Iterator[None]:
+        """Bring the sums up to date and show the queues that a principal may see; a step for each queue."""
+        if self._summing is None and int(self._shard.mono_ms) >= self._totals_until_ms:
+            self._summing = self._sum()
+        if self._summing is not None:
+            yield from _together(self._summing)
+        if principal is None:
+            return
+        for tenant in list(self._shard.tenants.values()):
+            if tenant.name == SYSTEM_TENANT or not (principal.admin or principal.tenant == tenant.name):
                 continue
-            for queue in tenant.queues.values():
-                count += 1
-                for name, value in _values(queue).items():
-                    totals[name] = max(totals[name], value) if name == "oldest_age_ms" else totals[name] + value
-        self._totals = totals
-        self._totals_until_ms = now + count // TOTALS_QUEUES_PER_MS
-        return totals
+            for queue in list(tenant.queues.values()):
+                if not queue.deleted and (principal.admin or principal.may("read", queue.name)):
+                    if len(shown.queues) < METRICS_QUEUES_MAX:
+                        shown.queues.append(QueueMetrics(tenant.name, queue.name, _values(queue)))
+                    else:
+                        shown.omitted += 1
+                yield
+
+    def _sum(self) -> Iterator[None]:
+        """Sum up all queues. The more there are, the longer their sums are good for."""
+        now = int(self._shard.mono_ms)
+        totals = _no_totals()
+        count = 0
+        try:
+            for tenant in list(self._shard.tenants.values()):
+                if tenant.name == SYSTEM_TENANT:
+                    continue
+                for queue in list(tenant.queues.values()):
+                    if not queue.deleted:
+                        count += 1
+                        for name, value in _values(queue).items():
+                            totals[name] = max(totals[name], value) if name == "oldest_age_ms" else totals[name] + value
+                    yield
+            self._totals = totals
+            self._totals_until_ms = now + count // TOTALS_QUEUES_PER_MS
+        finally:
+            self._summing = None
 
     def _server_values(self) -> list[tuple[str, str, str, int]]:
         shard = self._shard
@@ -208,7 +213,36 @@ class Operations:
             ("tenants", "gauge", "tenants", len(shard.tenants)),
             ("journal_batches_total", "counter", "batches in the journal, each synced once", int(shard.log.durable)),
             ("refused_total", "counter", "publishes refused for want of room", sum(int(t.refused) for t in tenants)),
+            *[value() for value in self.server_values],
         ]
+
+
+def _no_totals() -> dict[str, int]:
+    return dict.fromkeys([name for name, _, _ in _TOTALS], 0)
+
+
+def _together(work: Iterator[None]) -> Iterator[None]:
+    """Go on with work that others go on with too, until one of them has come to its end."""
+    for _ in work:
+        yield
+
+
+def _look(tenant: Tenant, principal: Principal, limit: int, stats: Stats) -> Iterator[None]:
+    """Show the first queues and topics that a principal may read; a step for each that is looked at."""
+    for queue in list(tenant.queues.values()):
+        if queue.owner is None and not queue.deleted and principal.may("read", queue.name):
+            if len(stats.queues) >= limit:
+                stats.more = True
+                break
+            stats.queues[queue.name] = rest_s2.show_stats(queue)
+        yield
+    for name, exchange in list(tenant.exchanges.items()):
+        if exchange.kind == "topic" and name not in STANDARD_EXCHANGES and principal.may("read", name):
+            if len(stats.topics) >= limit:
+                stats.more = True
+                break
+            stats.topics[name] = rest_topics.show_stats(exchange)
+        yield
 
 
 def _values(queue: Queue) -> dict[str, int]:
@@ -245,7 +279,9 @@ def _escape(text: str) -> str:
 
 def add_routes(router: Router, operations: Operations) -> None:
     for root in ("", "/api/v1"):
-        router.add("GET", f"{root}/health", operations.health, {200: Health}, public=True, tag="operations")
-        router.add("GET", f"{root}/health/ready", operations.ready, {200: Ready}, public=True, tag="operations")
-        router.add("GET", f"{root}/metrics", operations.metrics, {200: (Metrics, bytes)}, open=True, tag="operations")
-    router.add("GET", "/api/v1/stats", operations.stats, {200: Stats}, tag="operations")
+        router.add("GET", f"{root}/health", operations.health, {200: Health}, "server.health", tag="operations")
+        router.add("GET", f"{root}/health/ready", operations.ready, {200: Ready}, "server.health", tag="operations")
+        router.add(
+            "GET", f"{root}/metrics", operations.metrics, {200: (Metrics, bytes)}, "server.metrics", tag="operations"
+        )
+    router.add("GET", "/api/v1/stats", operations.stats, {200: Stats}, "tenant.stats", tag="operations")

@@ -59,26 +59,26 @@ class Pulling:
         self, call: Call, queue: Queue, wait: float, max: int | None, auto_ack: bool, empty: str, lease_ms: int
     ) -> object:
         def done(leases: list[Lease]) -> object:
-            if len(leases) == 1:
-                answer_trace(call, leases[0].entry.message.props)
-            shown = [self._delivered(call, lease, auto_ack) for lease in leases]
-            if auto_ack and shown:
-                call.lasting()
+            shown = [self._delivered(lease, auto_ack) for lease in leases]
             if not shown and empty == "204":
                 return Answer(204)
             if max is not None:
                 return Deliveries(shown)
             return shown[0] if shown else Nothing()
 
-        return self.rest.claim(call, queue, max or 1, lease_ms, int(wait * 1000), done)
+        def handed_out(leases: list[Lease]) -> None:
+            call.tag = leases[-1].token()
+            if len(leases) == 1:
+                answer_trace(call, leases[0].entry.message.props)
+            if auto_ack:
+                for lease in leases:
+                    lease.queue.ack(lease)
+                call.lasting()
 
-    def _delivered(self, call: Call, lease: Lease, auto_ack: bool) -> Delivery:
-        token = lease.token()
-        call.tag = token
-        shown = show(self.rest, lease.entry, None if auto_ack else token, int(lease.attempt) - 1)
-        if auto_ack:
-            lease.queue.ack(lease)
-        return shown
+        return self.rest.claim(call, queue, max or 1, lease_ms, int(wait * 1000), done, handed_out)
+
+    def _delivered(self, lease: Lease, auto_ack: bool) -> Delivery:
+        return show(self.rest, lease.entry, None if auto_ack else lease.token(), int(lease.attempt) - 1)
 
     def ack(self, call: Call, queue: str, tag: Tag) -> Settled:
         call.tag = tag.delivery_tag

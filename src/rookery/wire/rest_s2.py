@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.queue import Queue
 from rookery.core.snapshots import dead_count
 from rookery.errors import AlreadyExists
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
-from rookery.wire.rest import Rest, require
+from rookery.wire.rest import Rest
 from rookery.wire.rest_pulling import FACE, Pulling, show
 from rookery.wire.rest_types import (
     Amount,
@@ -142,8 +143,8 @@ class Queues:
 
     def create(self, call: Call, name: Name, body: QueueOptions | None = None, new: bool = False) -> Answer:
         """Create a queue. The same again is fine, with other options a conflict; with `new`, any that is there."""
-        call.principal.require("configure", name)
         said = {} if body is None else {n: v for n, v in msgspec.to_builtins(body).items() if v is not None}
+        rights.require_dead_letter(call.principal, name, said)
         tenant = self._rest.tenant(call)
         if new and name in tenant.queues:
             raise AlreadyExists(f"queue {name!r} already exists", argument="queue")
@@ -170,12 +171,10 @@ class Queues:
 
     def ack(self, call: Call, name: Name, body: Tag) -> Settled:
         """Done with a message."""
-        require(call.principal, "read", name)
         return self._pulling.ack(call, name, body)
 
     def nack(self, call: Call, name: Name, body: Nack) -> Settled:
         """Failed with a message: it is tried again, or becomes a dead letter."""
-        call.principal.require("read", name)
         return self._pulling.nack(call, name, body)
 
     def peek(self, call: Call, name: Name, max: Many = 1) -> Peeked:
@@ -194,10 +193,12 @@ def add_routes(router: Router, rest: Rest) -> None:
     queues = Queues(rest)
     root = "/api/v1/queues/{name}"
     pulled = (Delivery, Nothing, Deliveries)
-    router.add("PUT", root, queues.create, {201: QueueMade, 200: QueueMade}, tag="queues")
-    router.add("POST", f"{root}/publish", queues.publish, {201: Published, 200: Published}, tag="queues")
-    router.add("POST", f"{root}/pull", queues.pull, {200: pulled, 204: None}, tag="queues")
-    router.add("POST", f"{root}/ack", queues.ack, {200: Settled}, tag="queues")
-    router.add("POST", f"{root}/nack", queues.nack, {200: Settled}, tag="queues")
-    router.add("GET", f"{root}/peek", queues.peek, {200: Peeked}, tag="queues")
-    router.add("GET", f"{root}/stats", queues.stats, {200: QueueStats}, tag="queues")
+    router.add("PUT", root, queues.create, {201: QueueMade, 200: QueueMade}, "queue.declare", tag="queues")
+    router.add(
+        "POST", f"{root}/publish", queues.publish, {201: Published, 200: Published}, "queue.publish", tag="queues"
+    )
+    router.add("POST", f"{root}/pull", queues.pull, {200: pulled, 204: None}, "queue.claim", tag="queues")
+    router.add("POST", f"{root}/ack", queues.ack, {200: Settled}, "queue.settle", tag="queues")
+    router.add("POST", f"{root}/nack", queues.nack, {200: Settled}, "queue.settle", tag="queues")
+    router.add("GET", f"{root}/peek", queues.peek, {200: Peeked}, "queue.peek", tag="queues")
+    router.add("GET", f"{root}/stats", queues.stats, {200: QueueStats}, "queue.stats", tag="queues")

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rookery.core import rights
 from rookery.core.credentials import typed_id
 from rookery.core.queue import Queue
 from rookery.core.snapshots import exchange_stats
@@ -19,7 +20,7 @@ from rookery.errors import Conflict, InvalidArgument, NotFound
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import Answer, Router
 from rookery.wire.http_trace import carry
-from rookery.wire.rest import Rest, pack
+from rookery.wire.rest import Rest, pack, refuse_internal
 from rookery.wire.rest_pulling import FACE, Pulling
 from rookery.wire.rest_types import (
     Deliveries,
@@ -116,7 +117,6 @@ class Topics:
 
     def create(self, call: Call, name: Name) -> Answer:
         """Create a topic."""
-        call.principal.require("configure", name, kind="topic")
         _, created = self._rest.tenant(call).declare_exchange(name, "topic")
         call.lasting()
         return Answer(201 if created else 200, TopicMade(name, created))
@@ -130,6 +130,7 @@ class Topics:
         p = pack(body, name, key, int(rest.shard.wall_ms))
         carry(call, p)
         exchange = self.topic(call, name, "write")
+        refuse_internal(exchange)
         number, repeat = rest.publish(rest.tenant(call), p)
         assert exchange.name == name
         call.lasting()
@@ -142,7 +143,7 @@ class Topics:
         self.topic(call, name, "read")
         subscription_id = typed_id(self._random_bytes(ID_BYTES))
         target = queue_name(name, subscription_id)
-        call.principal.require("configure", target)
+        rights.require(call.principal, "topic.subscribe", "subscription", target)
         hook = None
         if calling is not None:
             more = {"id": subscription_id, "routing_key": body.routing_key}
@@ -163,22 +164,21 @@ class Topics:
 
     def subscriptions(self, call: Call, name: Name) -> SubscriptionList:
         """The subscriptions of a topic."""
-        call.principal.require("read", name, kind="topic")
         tenant = self._rest.tenant(call)
         found = [subscription for subscription, _ in _subscriptions(tenant, name)]
         hooks = self._hooks.of(call)
         for subscription in found:
             hook = hooks.get(subscription.subscription_id)
-            if hook is not None:
+            if hook is not None and hook.queue == subscription.queue:
                 subscription.mode, subscription.endpoint = "webhook", hook.endpoint
         return SubscriptionList(found)
 
     def unsubscribe(self, call: Call, name: Name, id: str) -> Settled:
         """End a subscription; what waits in it is gone."""
-        call.principal.require("configure", queue_name(name, id))
+        rights.require(call.principal, "topic.unsubscribe", "subscription", queue_name(name, id))
         tenant = self._rest.tenant(call)
         queue = self.queue_of(tenant, name, id)
-        self._hooks.end(call, id)
+        self._hooks.end(call, id, queue.name)
         tenant.delete(queue, "deleted")
         call.lasting()
         return Settled("ok")
@@ -194,9 +194,8 @@ class Topics:
         empty: Literal["200", "204"] = "200",
     ) -> object:
         """Lease the next message of a subscription, by default of the caller's only one."""
-        call.principal.require("read", name, kind="topic")
         queue = self._find(call, name, subscription)
-        call.principal.require("read", queue.name)
+        rights.require(call.principal, "topic.pull", "subscription", queue.name)
         return self._pulling.pull(call, queue, wait, max, auto_ack, empty, self._rest.options.lease_ms)
 
     def ack(self, call: Call, name: Name, body: Tag) -> Settled:
@@ -246,7 +245,7 @@ class Topics:
         queue = tag.rsplit("/", 3)[0]
         if not queue.startswith(queue_name(topic, "")):
             raise NotFound(f"no such delivery in topic '{topic}'", argument="delivery_tag")
-        call.principal.require("read", queue)
+        rights.require(call.principal, "topic.settle", "subscription", queue)
         return queue
 
 
@@ -270,12 +269,23 @@ def _subscriptions(tenant: Tenant, topic: str, owner: str | None = None) -> list
 def add_routes(router: Router, topics: Topics) -> None:
     root = "/api/v1/topics/{name}"
     pulled = (Delivery, Nothing, Deliveries)
-    router.add("PUT", root, topics.create, {201: TopicMade, 200: TopicMade}, tag="topics")
-    router.add("POST", f"{root}/publish", topics.publish, {201: Published, 200: Published}, tag="topics")
-    router.add("POST", f"{root}/subscriptions", topics.subscribe, {201: Subscription}, tag="topics")
-    router.add("GET", f"{root}/subscriptions", topics.subscriptions, {200: SubscriptionList}, tag="topics")
-    router.add("DELETE", f"{root}/subscriptions/{{id}}", topics.unsubscribe, {200: Settled}, tag="topics")
-    router.add("POST", f"{root}/pull", topics.pull, {200: pulled, 204: None}, tag="topics")
-    router.add("POST", f"{root}/ack", topics.ack, {200: Settled}, tag="topics")
-    router.add("POST", f"{root}/nack", topics.nack, {200: Settled}, tag="topics")
-    router.add("GET", f"{root}/stats", topics.stats, {200: TopicStats}, tag="topics")
+    router.add("PUT", root, topics.create, {201: TopicMade, 200: TopicMade}, "topic.declare", tag="topics")
+    router.add(
+        "POST", f"{root}/publish", topics.publish, {201: Published, 200: Published}, "topic.publish", tag="topics"
+    )
+    router.add("POST", f"{root}/subscriptions", topics.subscribe, {201: Subscription}, "topic.subscribe", tag="topics")
+    router.add(
+        "GET",
+        f"{root}/subscriptions",
+        topics.subscriptions,
+        {200: SubscriptionList},
+        "topic.subscriptions",
+        tag="topics",
+    )
+    router.add(
+        "DELETE", f"{root}/subscriptions/{{id}}", topics.unsubscribe, {200: Settled}, "topic.unsubscribe", tag="topics"
+    )
+    router.add("POST", f"{root}/pull", topics.pull, {200: pulled, 204: None}, "topic.pull", tag="topics")
+    router.add("POST", f"{root}/ack", topics.ack, {200: Settled}, "topic.settle", tag="topics")
+    router.add("POST", f"{root}/nack", topics.nack, {200: Settled}, "topic.settle", tag="topics")
+    router.add("GET", f"{root}/stats", topics.stats, {200: TopicStats}, "topic.stats", tag="topics")

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from rookery import properties
+from rookery.core import rights
 from rookery.core.credentials import typed_id
 from rookery.core.topology import Tenant
 from rookery.core.webhooks import CONCURRENCY_MAX, ENDPOINT_MAX, TIMEOUT_MAX_MS, Format, Kind, Webhook
 from rookery.properties import Properties
-from rookery.wire.http_auth import ANONYMOUS, is_local
+from rookery.wire.http_auth import ANYBODY, is_local
 from rookery.wire.http_call import Call
 from rookery.wire.http_routes import LATER, Router
 from rookery.wire.rest import Rest
@@ -55,7 +56,11 @@ class WebhookMade(msgspec.Struct):
 
 
 class WebhookShown(msgspec.Struct):
-    """`state` is active, resting (the endpoint failed or asked to wait), trying, or waiting (for what it consumes)."""
+    """`state` is active, resting (the endpoint failed or asked to wait), trying, or waiting (for what it consumes).
+
+    `in_flight` counts the calls under way, and `waiting` those that begin when fewer are: there are limits for all
+    webhooks, for one tenant's, and for those of a tenant that lead to one host.
+    """
 
     id: str
     kind: Kind
@@ -68,6 +73,7 @@ class WebhookShown(msgspec.Struct):
     timeout_ms: int
     state: str
     in_flight: int
+    waiting: int
     delivered: int
     failed: int
     failures: int
@@ -134,7 +140,7 @@ class Hooks:
     def define(self, call: Call, kind: Kind, target: str, said: Calling, **more: str) -> Webhook:
         """A webhook as the caller wants and may have it; it is not there yet."""
         principal = call.principal
-        private = principal.admin or (principal.name == ANONYMOUS and is_local(call))
+        private = principal.admin or (principal is ANYBODY and is_local(call))
         hook = Webhook(
             id=more.pop("id", "") or typed_id(self._random_bytes(ID_BYTES)),
             kind=kind,
@@ -155,11 +161,11 @@ class Hooks:
         self._dispatcher.begin(self._rest.tenant(call), hook)
         call.lasting()
 
-    def end(self, call: Call, id: str) -> None:
-        """Delete the webhook of that id, if there is one."""
+    def end(self, call: Call, id: str, queue: str) -> None:
+        """Delete the webhook of that id, if there is one and it consumes from that queue."""
         tenant = self._rest.tenant(call)
         hook = self.of(call).get(id)
-        if hook is not None:
+        if hook is not None and hook.kind == "topic" and hook.queue == queue:
             self._dispatcher.forget(tenant, hook)
 
     def of(self, call: Call) -> Mapping[str, Webhook]:
@@ -167,15 +173,12 @@ class Hooks:
 
     def on_queue(self, call: Call, name: Name, body: Calling) -> WebhookMade:
         """Have the messages of a queue POSTed to an endpoint."""
-        call.principal.require("configure", name)
         hook = self.define(call, "queue", name, body)
         self._rest.queue(call, name, FACE, "read")
         return self._made(call, hook)
 
     def on_stream(self, call: Call, name: Name, body: Calling) -> WebhookMade:
         """Have the records of a stream from now on POSTed to an endpoint."""
-        for action in ("configure", "read"):
-            call.principal.require(action, name, kind="stream")
         hook = self.define(call, "stream", name, body)
         tenant = self._rest.tenant(call)
         tenant.stream(name)
@@ -192,24 +195,24 @@ class Hooks:
 
     def get(self, call: Call, id: Name) -> WebhookShown:
         """One webhook, and how it is doing."""
-        return self._show(call, self._find(call, id, "read"))
+        return self._show(call, self._find(call, id, "webhook.show"))
 
     def delete(self, call: Call, id: Name) -> Settled:
         """End a webhook; of a topic, what waits for it is gone."""
-        hook = self._find(call, id, "configure")
+        hook = self._find(call, id, "webhook.change")
         self._dispatcher.forget(self._rest.tenant(call), hook)
         call.lasting()
         return Settled("ok")
 
     def deliveries(self, call: Call, id: Name, max: Many = 100) -> CallList:
         """The last calls of a webhook, newest first; they are forgotten when the server ends."""
-        hook = self._find(call, id, "read")
+        hook = self._find(call, id, "webhook.show")
         rows = reversed(self._dispatcher.hook(call.principal.tenant, hook.id).log)
         return CallList([CallShown(**row) for row in rows][:max])
 
     def test(self, call: Call, id: Name) -> object:
         """Call the endpoint once with `{"test":true}` and say how that went."""
-        hook = self._find(call, id, "configure")
+        hook = self._find(call, id, "webhook.change")
         working = self._dispatcher.hook(call.principal.tenant, hook.id)
         router = self._rest.router
 
@@ -222,10 +225,10 @@ class Hooks:
         self._dispatcher.test(working, _TEST, _TEST_PROPS, done)
         return LATER
 
-    def _find(self, call: Call, id: str, action: str) -> Webhook:
+    def _find(self, call: Call, id: str, operation: str) -> Webhook:
         tenant = self._rest.tenant(call)
         hook = self._rest.shard.webhooks.get(tenant.name, id)
-        call.principal.require(action, hook.queue if hook.kind != "stream" else hook.target)
+        rights.require(call.principal, operation, "queue", hook.queue if hook.kind != "stream" else hook.target)
         return hook
 
     def _show(self, call: Call, hook: Webhook) -> WebhookShown:
@@ -241,7 +244,8 @@ class Hooks:
             concurrency=hook.concurrency,
             timeout_ms=hook.timeout_ms,
             state=working.state,
-            in_flight=len(working.tasks),
+            in_flight=len(working.tasks) - len(working.waiting),
+            waiting=len(working.waiting),
             delivered=working.delivered,
             failed=working.failed,
             failures=working.failures,
@@ -258,10 +262,12 @@ def _nothing() -> None:
 
 def add_routes(router: Router, hooks: Hooks) -> None:
     tag = "webhooks"
-    router.add("POST", "/api/v1/queues/{name}/webhooks", hooks.on_queue, {201: WebhookMade}, tag=tag)
-    router.add("POST", "/api/v1/streams/{name}/webhooks", hooks.on_stream, {201: WebhookMade}, tag=tag)
-    router.add("GET", "/api/v1/webhooks", hooks.list, {200: WebhookList}, tag=tag)
-    router.add("GET", "/api/v1/webhooks/{id}", hooks.get, {200: WebhookShown}, tag=tag)
-    router.add("DELETE", "/api/v1/webhooks/{id}", hooks.delete, {200: Settled}, tag=tag)
-    router.add("GET", "/api/v1/webhooks/{id}/deliveries", hooks.deliveries, {200: CallList}, tag=tag)
-    router.add("POST", "/api/v1/webhooks/{id}/test", hooks.test, {200: TestResult}, tag=tag)
+    router.add("POST", "/api/v1/queues/{name}/webhooks", hooks.on_queue, {201: WebhookMade}, "queue.webhook", tag=tag)
+    router.add(
+        "POST", "/api/v1/streams/{name}/webhooks", hooks.on_stream, {201: WebhookMade}, "stream.webhook", tag=tag
+    )
+    router.add("GET", "/api/v1/webhooks", hooks.list, {200: WebhookList}, "webhook.list", tag=tag)
+    router.add("GET", "/api/v1/webhooks/{id}", hooks.get, {200: WebhookShown}, "webhook.show", tag=tag)
+    router.add("DELETE", "/api/v1/webhooks/{id}", hooks.delete, {200: Settled}, "webhook.change", tag=tag)
+    router.add("GET", "/api/v1/webhooks/{id}/deliveries", hooks.deliveries, {200: CallList}, "webhook.show", tag=tag)
+    router.add("POST", "/api/v1/webhooks/{id}/test", hooks.test, {200: TestResult}, "webhook.change", tag=tag)

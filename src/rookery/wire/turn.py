@@ -176,14 +176,16 @@ class Outlet:
 class Peer:
     """The far end of one connection, as a turn knows it.
 
-    `peer_name` is its address, the real one behind a proxy that tells it, and `loopback` whether that is on this
-    machine. `certified` is the name in its TLS certificate, once verified, and empty without one.
+    `peer_name` is its address, the real one behind a proxy that tells it, `network` what of it counts as one address in
+    limits, and `loopback` whether it is on this machine. `certified` is the name in its TLS certificate, once verified,
+    and empty without one.
     """
 
     def __init__(self) -> None:
         self.due = False
         self.waiting = False
         self.peer_name = ""
+        self.network = ""
         self.loopback = False
         self.certified = ""
 

@@ -28,7 +28,7 @@ from rookery.client.aio.topics import AsyncTopicSubscription, subscribe
 from rookery.client.aio.transactions import AsyncNamedTransactions, AsyncTransaction
 from rookery.client.aio.transport import NOTHING, AsyncTransport
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.client.retrying import RetryPolicy
 from rookery.core.definitions import plain_table
 from rookery.core.policy import check_settings
@@ -62,7 +62,7 @@ from rookery.errors import (
     InvalidType,
     PersistenceDisabled,
 )
-from rookery.wire.packed import decode_messages, encode
+from rookery.wire.packed import encode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -375,7 +375,7 @@ class AsyncClient:
         """
         key = self._check_kept(topic, limit)
         content = await self._link.get_packed("/api/v1/kept", {"topic": key, "limit": limit})
-        return [unpack(got) for got in decode_messages(content)]
+        return [unpack(got) for got in read_messages(content)]
 
     async def replay(self, topic: str, limit: int = 0) -> int:
         """Hand what is kept of a topic to its subscribers of today, oldest first; returns how many messages."""

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from rookery import properties
 from rookery.client.aio.link import AsyncLink
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.core.transactions import OUTCOMES
 from rookery.embed.context import check_not_negative, check_positive, check_text
 from rookery.embed.messages import JSON, Message, decode_body
 from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType, LeaseLost
-from rookery.wire.packed import PackedMessage, PackedSettle, PackedWork, decode_messages, encode
+from rookery.wire.packed import PackedMessage, PackedSettle, PackedWork, encode
 
 CLAIM_MAX = 1_000
 WAIT_MAX_MS = 20_000
@@ -228,10 +228,10 @@ async def claim(
             body["lease_ms"] = lease_ms
         if ack:
             body["ack"] = True
-        found = decode_messages(await link.post_packed(path, body, wait_ms=min(left_ms, WAIT_MAX_MS)))
+        found = read_messages(await link.post_packed(path, body, wait_ms=min(left_ms, WAIT_MAX_MS)))
         while 0 < len(found) < count and len(found) % CLAIM_MAX == 0:
             body = {**body, "max": min(count - len(found), CLAIM_MAX), "wait_ms": 0}
-            more = decode_messages(await link.post_packed(path, body))
+            more = read_messages(await link.post_packed(path, body))
             found += more
             if not more:
                 break

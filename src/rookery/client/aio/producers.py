@@ -10,14 +10,14 @@ from rookery.client.aio.link import AsyncLink
 from rookery.client.aio.queues import AsyncExchange, AsyncQueue
 from rookery.client.aio.streams import AsyncStream
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.core.stream import KEY_HEADER
 from rookery.embed.aio.queues import check_bodies
 from rookery.embed.context import check_key, check_not_negative, check_positive, check_text
 from rookery.embed.messages import Message
 from rookery.embed.records import check_stream_key
 from rookery.errors import ChunkNotFound, InvalidType
-from rookery.wire.packed import PACKED, decode_messages, encode
+from rookery.wire.packed import PACKED, encode
 
 PAGE = 1_000
 
@@ -122,7 +122,7 @@ class AsyncCuts:
         found: list[Message] = []
         while True:
             content = await self._link.get_packed(f"{self._path}/{cut}", {"from": len(found), "limit": PAGE})
-            page = decode_messages(content)
+            page = read_messages(content)
             found += [unpack(got) for got in page]
             if len(page) < PAGE:
                 return found

@@ -12,7 +12,7 @@ from rookery.client.aio.deliveries import AsyncDelivery, claim, settle
 from rookery.client.aio.link import AsyncLink
 from rookery.client.aio.subscriptions import AsyncQueueSubscription
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.client.seen import Seen
 from rookery.core.definitions import plain_table
 from rookery.embed.aio.queues import check_bodies, check_headers
@@ -20,7 +20,7 @@ from rookery.embed.context import check_key, check_not_negative, check_positive,
 from rookery.embed.messages import Message
 from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType
-from rookery.wire.packed import PackedMessage, PackedPublish, decode_messages, encode
+from rookery.wire.packed import PackedMessage, PackedPublish, encode
 
 
 async def publish_all(link: AsyncLink, path: str, packed: list[PackedPublish], **query: object) -> list[str]:
@@ -113,7 +113,7 @@ class AsyncQueue:
 
     async def _look(self, count: int) -> list[PackedMessage]:
         content = await self._link.get_packed(f"{self._path}/messages", {"limit": min(count, 100_000)})
-        return decode_messages(content)
+        return read_messages(content)
 
     async def purge(self) -> int:
         """Throw all ready messages away; returns how many."""
@@ -144,7 +144,7 @@ class AsyncQueue:
         if filter is not None:
             body["where"] = {"seqs": await self._choose(limit, filter)}
         content = await self._link.post_packed(f"{self._path}/redrive", body)
-        return [unpack(got) for got in decode_messages(content)]
+        return [unpack(got) for got in read_messages(content)]
 
     async def _choose(self, limit: int, filter: Callable[[Message], bool]) -> list[int]:
         """The filter's choice among what is ready now."""

@@ -13,7 +13,7 @@ from rookery.client.aio.link import AsyncLink
 from rookery.client.aio.queues import bind, unbind
 from rookery.client.aio.transport import NOTHING
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack_record
+from rookery.client.messages import pack, read_page, unpack_record
 from rookery.client.sockets import GivenUp, Hold
 from rookery.core.groups import SESSION_MS
 from rookery.core.stream import KEY_HEADER
@@ -24,7 +24,7 @@ from rookery.embed.options import StreamArguments
 from rookery.embed.records import Position, Record, Start, check_start, check_stream_key
 from rookery.embed.workers import AsyncSignal
 from rookery.errors import BrokerClosed, GroupFenced, InvalidArgument, NotFound, OffsetOutOfRange, StoreError
-from rookery.wire.packed import PackedPublish, decode_page, encode
+from rookery.wire.packed import PackedPublish, encode
 
 AHEAD: Final = 1_000
 WAIT_MAX_MS: Final = 20_000
@@ -316,7 +316,7 @@ class AsyncStreamReader:
         except (NotFound, GivenUp):
             self._closed = True
             raise NotFound(f"the reader of {self._name!r} has ended", argument="reader") from None
-        page = decode_page(content)
+        page = read_page(content)
         for each in page.records:
             key, message = unpack_record(each.message)
             entered = datetime.fromtimestamp(each.message.entered_ms / 1000, UTC)

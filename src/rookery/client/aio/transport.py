@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from rookery.client.address import Address, addresses
-from rookery.client.answers import error_of, is_passing
+from rookery.client.answers import error_of, is_passing, read_json
 from rookery.client.http import BrokenAnswer, Incoming, Request, target_of
 from rookery.client.retrying import RetryPolicy
 from rookery.client.sockets import AsyncPause, AsyncSlots, AsyncSocket, GivenUp, Hold
@@ -343,7 +343,7 @@ class AsyncTransport:
         if pause is None:
             return False
         asked = answer.header(b"retry-after")
-        await self._stopping.sleep(max(pause, min(int(asked), RETRY_AFTER_MAX_SEC) if asked.isdecimal() else 0))
+        await self._stopping.sleep(max(pause, min(int(asked[:9]), RETRY_AFTER_MAX_SEC) if asked.isdecimal() else 0))
         self._check_open()
         return True
 
@@ -411,7 +411,7 @@ class AsyncAnswer:
             if line is None:
                 raise StopAsyncIteration
             if line:
-                return msgspec.json.decode(line)
+                return read_json(line)
 
     async def close(self) -> None:
         """Have done with it; what was read to its end leaves the connection for others."""
@@ -430,5 +430,5 @@ def _value(answer: Incoming, content: bytes) -> Any:
     if not content:
         return None
     if answer.headers.get(b"content-type", b"").startswith(b"application/json"):
-        return msgspec.json.decode(content)
+        return read_json(content)
     return content

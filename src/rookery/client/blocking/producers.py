@@ -11,14 +11,14 @@ from rookery.client.blocking.link import Link
 from rookery.client.blocking.queues import Exchange, Queue
 from rookery.client.blocking.streams import Stream
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.core.stream import KEY_HEADER
 from rookery.embed.blocking.queues import check_bodies
 from rookery.embed.context import check_key, check_not_negative, check_positive, check_text
 from rookery.embed.messages import Message
 from rookery.embed.records import check_stream_key
 from rookery.errors import ChunkNotFound, InvalidType
-from rookery.wire.packed import PACKED, decode_messages, encode
+from rookery.wire.packed import PACKED, encode
 
 PAGE = 1_000
 
@@ -123,7 +123,7 @@ class Cuts:
         found: list[Message] = []
         while True:
             content = self._link.get_packed(f"{self._path}/{cut}", {"from": len(found), "limit": PAGE})
-            page = decode_messages(content)
+            page = read_messages(content)
             found += [unpack(got) for got in page]
             if len(page) < PAGE:
                 return found

@@ -13,7 +13,7 @@ from rookery.client.blocking.deliveries import Delivery, claim, settle
 from rookery.client.blocking.link import Link
 from rookery.client.blocking.subscriptions import QueueSubscription
 from rookery.client.http import part
-from rookery.client.messages import pack, unpack
+from rookery.client.messages import pack, read_messages, unpack
 from rookery.client.seen import Seen
 from rookery.core.definitions import plain_table
 from rookery.embed.blocking.queues import check_bodies, check_headers
@@ -21,7 +21,7 @@ from rookery.embed.context import check_key, check_not_negative, check_positive,
 from rookery.embed.messages import Message
 from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType
-from rookery.wire.packed import PackedMessage, PackedPublish, decode_messages, encode
+from rookery.wire.packed import PackedMessage, PackedPublish, encode
 
 
 def publish_all(link: Link, path: str, packed: list[PackedPublish], **query: object) -> list[str]:
@@ -114,7 +114,7 @@ class Queue:
 
     def _look(self, count: int) -> list[PackedMessage]:
         content = self._link.get_packed(f"{self._path}/messages", {"limit": min(count, 100_000)})
-        return decode_messages(content)
+        return read_messages(content)
 
     def purge(self) -> int:
         """Throw all ready messages away; returns how many."""
@@ -145,7 +145,7 @@ class Queue:
         if filter is not None:
             body["where"] = {"seqs": self._choose(limit, filter)}
         content = self._link.post_packed(f"{self._path}/redrive", body)
-        return [unpack(got) for got in decode_messages(content)]
+        return [unpack(got) for got in read_messages(content)]
 
     def _choose(self, limit: int, filter: Callable[[Message], bool]) -> list[int]:
         """The filter's choice among what is ready now."""

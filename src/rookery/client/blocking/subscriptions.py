@@ -8,24 +8,22 @@ has not seen comes again, what it holds stays its own until its lease lapses. Se
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections import deque
-from typing import Any, Final, Self
-
-import msgspec
+from typing import Final, Self
 
 from rookery.client.blocking.deliveries import Delivery, settle
 from rookery.client.blocking.link import Link
 from rookery.client.http import BrokenAnswer, part
+from rookery.client.messages import read_frame
 from rookery.client.seen import Seen
 from rookery.client.sockets import Socket
 from rookery.client.websocket import CLOSE, PING, PONG, TEXT, Frames, close_payload, handshake, masked
 from rookery.embed.context import check_positive, check_timeout
 from rookery.embed.workers import Signal
 from rookery.errors import BrokerClosed, BrokerUnreachable, LeaseLost, NotFound, RookeryError
-from rookery.wire.packed import NONE_SEEN, PackedMessage
+from rookery.wire.packed import NONE_SEEN
 from rookery.wire.websocket import NORMAL, read_close
 
 SILENCE_SEC: Final = 60.0
@@ -36,9 +34,6 @@ CLOSE_MS: Final = 5_000
 """How long the broker may take to agree to the end."""
 
 CREDIT_MAX: Final = 1_000
-
-_decode = msgspec.json.Decoder().decode
-_unpack = msgspec.msgpack.Decoder(PackedMessage).decode
 
 
 class QueueSubscription:
@@ -208,7 +203,7 @@ class QueueSubscription:
             raise BrokenAnswer("the broker closed the connection")
         for opcode, payload in self._frames.receive(data):
             if opcode == TEXT:
-                self._arrived(_decode(payload))
+                self._arrived(payload)
             elif opcode == PING:
                 socket.send(masked(PONG, payload), SEND_SEC)
             elif opcode == CLOSE:
@@ -219,15 +214,13 @@ class QueueSubscription:
                     return
                 raise BrokenAnswer(f"the broker closed the connection: {code} {reason}")
 
-    def _arrived(self, frame: dict[str, Any]) -> None:
-        if frame.get("type") != "messages":
-            return
-        got = [_unpack(base64.b64decode(each["packed"])) for each in frame["messages"]]
+    def _arrived(self, payload: bytes) -> None:
+        last, got = read_frame(payload)
         with self._lock:
-            if self._done:
+            if self._done or not last:
                 return
             self._inbox.extend(Delivery(self._link, self.queue, each, self) for each in got)
-            self._last = frame["id"]
+            self._last = last
         self._signal.set()
 
     def _unreachable(self, error: OSError) -> BrokerUnreachable:

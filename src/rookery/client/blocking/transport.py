@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from rookery.client.address import Address, addresses
-from rookery.client.answers import error_of, is_passing
+from rookery.client.answers import error_of, is_passing, read_json
 from rookery.client.http import BrokenAnswer, Incoming, Request, target_of
 from rookery.client.retrying import RetryPolicy
 from rookery.client.sockets import Pause, Slots, Socket, GivenUp, Hold
@@ -344,7 +344,7 @@ class Transport:
         if pause is None:
             return False
         asked = answer.header(b"retry-after")
-        self._stopping.sleep(max(pause, min(int(asked), RETRY_AFTER_MAX_SEC) if asked.isdecimal() else 0))
+        self._stopping.sleep(max(pause, min(int(asked[:9]), RETRY_AFTER_MAX_SEC) if asked.isdecimal() else 0))
         self._check_open()
         return True
 
@@ -412,7 +412,7 @@ class Answer:
             if line is None:
                 raise StopIteration
             if line:
-                return msgspec.json.decode(line)
+                return read_json(line)
 
     def close(self) -> None:
         """Have done with it; what was read to its end leaves the connection for others."""
@@ -431,5 +431,5 @@ def _value(answer: Incoming, content: bytes) -> Any:
     if not content:
         return None
     if answer.headers.get(b"content-type", b"").startswith(b"application/json"):
-        return msgspec.json.decode(content)
+        return read_json(content)
     return content

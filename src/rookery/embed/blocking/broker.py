@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import secrets
 import sys
 import time
@@ -59,6 +60,8 @@ from rookery.errors import (
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_log = logging.getLogger(__name__)
+
 
 class Broker:
     """A broker in this process. Use it as a context manager, or `close` it.
@@ -93,6 +96,11 @@ class Broker:
                 page_bytes=wanted.page_bytes,
                 compression=wanted.compression,
                 compress_min_bytes=wanted.compress_min_bytes,
+            )
+        for problem in definitions.problems(self._engine.shard):
+            _log.warning(
+                "policy %(name)r of tenant %(tenant)r applies to no queue: its pattern is not supported: %(reason)s",
+                problem,
             )
         home = self._engine.shard.tenants.get(tenant) or self._engine.shard.create_tenant(tenant)
         self._context = Context(self._engine, home, wanted, observer)
