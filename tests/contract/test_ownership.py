@@ -6,6 +6,7 @@ new owner comes at every point of an append of the old one, and the old one goes
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections import Counter
@@ -236,6 +237,58 @@ def test_an_owner_that_does_not_look_at_the_epoch_would_be_noticed(tmp_path: Pat
     wrong = crowd.wrong()
     # what was written before the new one read the journal is found all the same
     assert any("lost" in text for text in wrong) == (point in ("before the write", "in the write"))
+
+
+def _replace(epoch: Path, text: str) -> None:
+    (epoch.parent / "other").write_text(text, encoding="ascii")
+    (epoch.parent / "other").replace(epoch)
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "replaced by a later epoch": (lambda epoch: _replace(epoch, "2\n"), True),
+    "rewritten in place": (lambda epoch: epoch.write_text("2\n", encoding="ascii"), True),
+    "emptied": (lambda epoch: epoch.write_text("", encoding="ascii"), True),
+    "removed": (lambda epoch: epoch.unlink(), True),
+    "touched": (lambda epoch: os.utime(epoch, (1, 1)), False),
+    "rewritten as it was": (lambda epoch: epoch.write_text("1\n", encoding="ascii"), False),
+    "replaced by a copy": (lambda epoch: _replace(epoch, "1\n"), False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_becomes_of_the_epoch_is_noticed_at_the_next_look(tmp_path: Path, change: str) -> None:
+    """Who was fenced stays so; a file that was only touched fences nobody, then or when the epoch is raised later."""
+    make, fences = CHANGES[change]
+    owner = Ownership(tmp_path)
+    owner.acquire(is_empty=True)
+    assert owner.epoch == 1
+    owner.check()
+    os.utime(tmp_path / "epoch", (2, 2))  # so that what is written at the same moment has another time
+    owner.check()
+    make(tmp_path / "epoch")
+    for _ in range(2):
+        if fences:
+            with pytest.raises(Fenced):
+                owner.check()
+        else:
+            owner.check()
+    _replace(tmp_path / "epoch", "2\n")
+    with pytest.raises(Fenced):
+        owner.check()
+    owner.release()
+
+
+def test_a_look_at_an_epoch_that_has_not_changed_reads_no_file(tmp_path: Path) -> None:
+    owner = Ownership(tmp_path)
+    owner.acquire(is_empty=True)
+    with mock.patch.object(disk, "read_text", side_effect=disk.read_text) as read:
+        owner.check()
+        assert not read.called
+        os.utime(tmp_path / "epoch", (1, 1))
+        owner.check()
+        owner.check()
+        assert read.call_count == 1
+    owner.release()
 
 
 def test_a_directory_is_locked_without_its_lock_file_too(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Ownership:
         self._directory_fd = -1
         # Kept open, so that no other file can have its inode number.
         self._epoch_fd = -1
-        self._epoch_file = (0, 0)
+        self._epoch_file = (0, 0, 0, 0)
         self._fenced: str | None = None
 
     @property
@@ -62,8 +62,7 @@ class Ownership:
         except FileNotFoundError:
             # removed by an owner of a later epoch, which must not be replaced by this one
             raise StoreLocked(f"another process is taking over the data directory {self._directory}") from None
-        found = os.fstat(self._epoch_fd)
-        self._epoch_file = (found.st_dev, found.st_ino)
+        self._epoch_file = _identity(os.fstat(self._epoch_fd))
         self.sync_directory()
         self.epoch = epoch
         self._fenced = None
@@ -122,18 +121,23 @@ class Ownership:
             self.check()
 
     def _look(self) -> str | None:
-        """Why this is no longer the owner; None if it is. Done for each batch, so it is two system calls."""
+        """Why this is no longer the owner; None if it is. Done for each batch, so it is one system call.
+
+        A new owner replaces the file, so it is the same only while nobody else has raised the epoch. What has changed
+        is read: somebody may have touched it.
+        """
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - a Path's own costs three times as much
-            if (found.st_dev, found.st_ino) == self._epoch_file:
-                text = disk.read_at(self._epoch_fd, 32, 0)
-            else:
-                text = disk.read_text(self._path).encode()
+            found = _identity(os.stat(self._path))  # noqa: PTH116 - a Path's own costs three times as much
+            if found == self._epoch_file:
+                return None
+            text = disk.read_text(self._path)
         except OSError as error:
             return f"its epoch cannot be read ({error.strerror})"
-        if text == b"%d\n" % self.epoch:
-            return None
-        return f"its epoch is {text.decode('ascii', 'replace').strip()}, this process has epoch {self.epoch}"
+        if text != f"{self.epoch}\n":
+            return f"its epoch is {text.strip()}, this process has epoch {self.epoch}"
+        if found[:2] == self._epoch_file[:2]:
+            self._epoch_file = found
+        return None
 
     def sync_directory(self) -> None:
         disk.sync_directory(self._directory_fd)
@@ -177,6 +181,11 @@ class Ownership:
         if self._epoch_fd >= 0:
             os.close(self._epoch_fd)
             self._epoch_fd = -1
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    """Which file it is, and when it was written."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def check_end(directory: Path, newest: Path, number: int, batch: int) -> None:
