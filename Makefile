@@ -1,4 +1,5 @@
-# Everything happens in .venv, and nothing is installed twice: each stamp in .venv stands for one finished step.
+# Everything happens in .venv, and nothing is installed twice: stamps in .venv stand for finished steps, and
+# tools/package.py knows which sources a wheel was built from.
 #
 # The package is installed compiled into site-packages, never in place: src/ stays free of shared libraries, so
 # PYTHONPATH=src is the uncompiled package and everything else is the installed one.
@@ -18,7 +19,7 @@ JOBS ?= 2
 MINUTES ?= 1
 DECODER ?=
 
-SOURCES := $(shell find src build_backend -type f -not -name "*.py[cod]" -not -name "*.so" -not -path "*.egg-info/*" | sort)
+PACKAGE := $(BIN)/python tools/package.py
 BUILD := pyproject.toml setup.py MANIFEST.in
 
 # Tests that share nothing outside their process run side by side, and once more uncompiled; the others start servers.
@@ -32,8 +33,11 @@ REQUIRE := $(if $(filter true,$(CI)),ROOKERY_REQUIRE_COMPILED=1)
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-serve: $(VENV)/.package  ## install what is missing and start the broker; ARGS="--help" shows its options
-	@exec $(BIN)/rookery serve $(ARGS)
+serve: $(BIN)/python  ## start the broker, uncompiled until the compiler is done; ARGS="--help" shows its options
+	@exec $(PACKAGE) serve $(ARGS)
+
+install: $(BIN)/python  ## build the compiled package and install it into .venv
+	@$(REQUIRE) $(PACKAGE) install
 
 test: system build-and-pure test-compiled  ## everything: lint, the quick tests uncompiled, all tests compiled
 
@@ -43,7 +47,7 @@ check: lint  ## the quick subset: format, lint, types, layers; unit, contract, w
 test-long: system build-and-pure  ## `make test` with long budgets for what is compiled: every fault, longer simulations, wheels
 	@ROOKERY_LONG=1 $(MAKE) --no-print-directory test-compiled
 
-test-compiled: $(VENV)/.tools $(VENV)/.package  ## all tests against the installed package
+test-compiled: $(VENV)/.tools install  ## all tests against the installed package
 	$(call run-compiled,-n $(JOBS) $(call with-tests,$(QUICK)),$(call with-tests,$(QUICK)))
 	$(call run-compiled,$(call with-tests,$(OTHER)),$(call with-tests,$(OTHER)))
 
@@ -60,11 +64,11 @@ lint: $(VENV)/.tools  ## format check, lint, types, import layers
 	$(if $(wildcard tests),$(BIN)/mypy tests)
 	PYTHONPATH=src $(BIN)/lint-imports
 
-# The compiler is busy for minutes, on one core; what it makes is installed when nobody tests beside it any more.
+# The compiler works beside the checks; what it makes is installed when nobody tests beside it any more.
 build-and-pure: $(VENV)/.tools
-	@$(MAKE) --no-print-directory $(VENV)/.wheel & wheel=$$!; \
-		$(MAKE) --no-print-directory lint test-pure || { wait $$wheel; exit 1; }; wait $$wheel
-	@$(MAKE) --no-print-directory $(VENV)/.package
+	@$(REQUIRE) $(PACKAGE) wheel & wheel=$$!; \
+		$(MAKE) --no-print-directory lint test-pure || { kill $$wheel; wait $$wheel; exit 1; }; wait $$wheel
+	@$(MAKE) --no-print-directory install
 
 fmt: $(VENV)/.tools  ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
@@ -74,7 +78,7 @@ bench: $(VENV)/.bench  ## compare with other brokers on this machine (bench/run;
 	@test -x bench/run || { echo "bench/run is missing" >&2; exit 1; }
 	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" bench/run $(ARGS)
 
-demo: $(VENV)/.tools $(VENV)/.package  ## a broker, a shop with its troubles, the pipelines and a page of insights, in three minutes
+demo: $(VENV)/.tools install  ## a broker, a shop with its troubles, the pipelines and a page of insights, in three minutes
 	@exec $(BIN)/python tools/demo.py $(ARGS)
 
 # Uncompiled: coverage is that of Python's own code.
@@ -93,33 +97,16 @@ clean:  ## remove everything that make and the tools made, .venv too
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer found; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python's venv module is needed (Debian: python3-venv)" >&2; exit 1; }
+	@echo "rookery: creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python's venv module is needed (Debian: python3-venv)" >&2; exit 1; }
 
-# The list itself, so that a deleted file counts as a change.
-$(VENV)/.sources: FORCE | $(BIN)/python
-	@printf '%s\n' $(SOURCES) | cmp -s - $@ || printf '%s\n' $(SOURCES) >$@
-
-# The package is compiled by its own step below; here it is only carried along for its list of dependencies.
+# The plain package is carried along for its list of dependencies; `install` puts the compiled one in its place.
 $(VENV)/.tools: $(BUILD) | $(BIN)/python
-	@rm -f $(VENV)/.package
-	ROOKERY_PURE=1 $(BIN)/python -m pip install -q --disable-pip-version-check ".[dev]"
-	@touch $@
-
-$(VENV)/.wheel: $(BUILD) $(SOURCES) $(VENV)/.sources | $(BIN)/python
-	@rm -rf $(VENV)/wheel
-	$(REQUIRE) $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir $(VENV)/wheel .
-	@touch $@
-
-# The second line is for a wheel of the version that is there already, which the first leaves alone.
-$(VENV)/.package: $(VENV)/.wheel
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(VENV)/wheel/*.whl
-	$(BIN)/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps $(VENV)/wheel/*.whl
-	@cd $(VENV) && bin/python -c 'from rookery import _compiled as c; print("rookery is installed,", "compiled" if c.compiled \
-		else "NOT compiled: \"ROOKERY_REQUIRE_COMPILED=1 $(BIN)/pip install .\" says why")'
+	@$(PACKAGE) tools
 	@touch $@
 
 # The other servers of the benchmarks, by the extra that the installed package names.
-$(VENV)/.bench: $(VENV)/.package
+$(VENV)/.bench: pyproject.toml | install
 	$(BIN)/python -m pip install -q --disable-pip-version-check "rookery[bench]"
 	@touch $@
 
@@ -128,6 +115,4 @@ $(VENV)/.fuzz: $(VENV)/.tools
 	$(BIN)/python -m pip install -q --disable-pip-version-check "atheris>=2.3" || true
 	@touch $@
 
-FORCE:
-
-.PHONY: help serve demo fuzz test check test-long test-compiled test-pure lint build-and-pure fmt bench system clean FORCE
+.PHONY: help serve install demo fuzz test check test-long test-compiled test-pure lint build-and-pure fmt bench system clean

@@ -9,6 +9,7 @@ from typing import Self
 
 from bench.harness import BATCH, BODY_BYTES, Case, measure, show, start, table, title
 from bench.world import PLAIN_PROPS, World
+from rookery.core.publishing import new_message, post
 
 MESSAGES = 100_000
 FORCED = 5
@@ -19,9 +20,8 @@ def fill(world: World, name: str, count: int) -> None:
     world.queue(name)
     shard, tenant = world.shard, world.tenant
     way = tenant.way(tenant.default, name)
-    message, post = shard.message, shard.post
     for _ in range(count):
-        post(tenant, way, message(tenant, way, PLAIN_PROPS, bytes(BODY_BYTES), 0, 0, 1), 0)
+        post(shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, bytes(BODY_BYTES), 0, 0, 1), 0)
 
 
 def drain(world: World, name: str, count: int) -> None:
@@ -39,11 +39,11 @@ def at_length(world: World, name: str) -> Case:
 
     def run() -> int:
         way = tenant.way(tenant.default, name)
-        message, post, claim, ack = shard.message, shard.post, shard.claim, queue.ack
+        claim, ack = shard.claim, queue.ack
         for _ in range(MESSAGES // BATCH):
             world.turn()
             for _ in range(BATCH):
-                post(tenant, way, message(tenant, way, PLAIN_PROPS, bytes(BODY_BYTES), 0, 0, 1), 0)
+                post(shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, bytes(BODY_BYTES), 0, 0, 1), 0)
             for lease in claim(queue, BATCH, 30_000):
                 ack(lease)
             shard.flush()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.harness import BATCH, BODY_BYTES, Case, measure, show, start, title
 from bench.world import PLAIN_PROPS, World, bodies
+from rookery.core.publishing import new_message, post
 
 MESSAGES = 200_000
 LEASE_MS = 30_000
@@ -28,12 +29,12 @@ def claiming(
 
     def run() -> int:
         way = tenant.way(tenant.default, name)
-        message, post, claim, ack = shard.message, shard.post, shard.claim, queue.ack
+        claim, ack = shard.claim, queue.ack
         for _ in range(messages // batch):
             world.turn()
             expires_ms = world.now_ms + ttl_ms if ttl_ms else 0
             for body, priority in payloads:
-                post(tenant, way, message(tenant, way, PLAIN_PROPS, body, priority, expires_ms, 1), 0)
+                post(shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, body, priority, expires_ms, 1), 0)
             for lease in claim(queue, batch, LEASE_MS):
                 ack(lease)
             shard.flush()
@@ -51,11 +52,11 @@ def subscribed(world: World, name: str, messages: int, aim_us: float | None = No
 
     def run() -> int:
         way = tenant.way(tenant.default, name)
-        message, post, ack = shard.message, shard.post, queue.ack
+        ack = queue.ack
         for _ in range(messages // BATCH):
             world.turn()
             for body in payloads:
-                post(tenant, way, message(tenant, way, PLAIN_PROPS, body, 0, 0, 1), 0)
+                post(shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, body, 0, 0, 1), 0)
             shard.touched.clear()
             for mailbox in mailboxes:
                 for lease in mailbox.take():
@@ -77,11 +78,11 @@ def fan_out(world: World, name: str, messages: int, width: int) -> Case:
 
     def run() -> int:
         way = tenant.way(exchange, "")
-        message, post, claim = shard.message, shard.post, shard.claim
+        claim = shard.claim
         for _ in range(messages // BATCH):
             world.turn()
             for body in payloads:
-                post(tenant, way, message(tenant, way, PLAIN_PROPS, body, 0, 0, 1), 0)
+                post(shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, body, 0, 0, 1), 0)
             for queue in queues:
                 ack = queue.ack
                 for lease in claim(queue, BATCH, LEASE_MS):

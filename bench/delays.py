@@ -9,6 +9,7 @@ from statistics import median
 
 from bench.harness import BATCH, start, table, title
 from bench.world import PLAIN_PROPS, World, bodies
+from rookery.core.publishing import new_message, post
 
 ORDERS = ("shuffled", "rising", "falling")
 
@@ -53,9 +54,10 @@ def run(order: str, count: int, step_ms: int) -> Cost:
     cost = Cost()
 
     started = time.process_time()
-    message, post = shard.message, shard.post
     for i, delay in enumerate(delays):
-        post(tenant, way, message(tenant, way, PLAIN_PROPS, payloads[i % BATCH], 0, 0, 1), now + delay)
+        post(
+            shard, tenant, way, new_message(shard, tenant, way, PLAIN_PROPS, payloads[i % BATCH], 0, 0, 1), now + delay
+        )
     cost.publish = time.process_time() - started
 
     claim, ack = shard.claim, queue.ack

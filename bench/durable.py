@@ -25,8 +25,8 @@ import uvloop
 from bench import pauses
 from bench.harness import BODY_BYTES, rss_bytes, start, table, title
 from rookery import AsyncBroker
-from rookery.embed import engine
 from rookery.embed.aio.queues import AsyncQueue
+from rookery.engine import engine
 from rookery.store.journal import Journal
 
 PUBLISHED = 100_000

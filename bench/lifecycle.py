@@ -26,6 +26,7 @@ from bench.asking import KEY, Server
 from bench.harness import start, table, title
 from bench.plots import Line, Plot, draw, put
 from bench.sparking import tree_cpu_sec
+from rookery.lake.pipelines import Status, statuses
 from rookery.pipelines.builtin import replay
 from rookery.pipelines.builtin.jobs import BATCH_ROWS as BATCH_MAX
 from rookery.pipelines.builtin.jobs import ENGINE, EVENTS, LIFECYCLE
@@ -33,7 +34,6 @@ from rookery.pipelines.builtin.lifecycle import Lifecycle
 from rookery.spark import session
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
-from rookery.store.pipelines import Status, statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,8 @@ from argparse import ArgumentParser
 
 from bench.harness import BODY_BYTES, rss_bytes, start, table, title
 from bench.world import PLAIN_PROPS, World
-from rookery.properties import Properties, encode
+from rookery.core import publishing
+from rookery.format.properties import Properties, encode
 
 KINDS = {
     "plain": "plain: one priority, no properties of its own",
@@ -44,8 +45,8 @@ def fill(kind: str, count: int) -> float:
         expires_ms = now + 1_000_000 + i if kind == "ttl" else 0
         due_ms = now + 1 + i * 7919 % count if kind == "delayed" else 0
         priority = i % 10 if kind == "priorities" else 0
-        message = shard.message(tenant, way, props, bytes(BODY_BYTES), priority, expires_ms, 1)
-        shard.post(tenant, way, message, due_ms)
+        message = publishing.new_message(shard, tenant, way, props, bytes(BODY_BYTES), priority, expires_ms, 1)
+        publishing.post(shard, tenant, way, message, due_ms, publishing.EACH)
     held = shard.claim(queue, count, 30_000) if kind == "leased" else []
     used = rss_bytes() - before - 8 * len(held)
     return used / count - BODY_BYTES

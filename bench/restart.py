@@ -21,7 +21,7 @@ from rookery.core.access import FULL, Access, PasswordHash
 from rookery.core.groups import group_of
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
-from rookery.properties import EMPTY
+from rookery.format.properties import EMPTY
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 

@@ -19,15 +19,15 @@ import uvloop
 from bench import pauses
 from bench.harness import BODY_BYTES, Case, cpu_us, measure, show, start, table, title
 from rookery import AsyncBroker, Broker, Message
-from rookery.core import ranges, streams
+from rookery.core import publishing, ranges, streams
 from rookery.core.shard import Shard
 from rookery.core.staging import Row
 from rookery.core.stream import Partition, SealedFile, Stream
 from rookery.core.topology import Tenant
-from rookery.model import PERSISTENT
-from rookery.properties import Properties, encode
-from rookery.store import arrow, parquet, sealing
-from rookery.store.schema import SEALED_SCHEMA
+from rookery.format.model import PERSISTENT
+from rookery.format.properties import Properties, encode
+from rookery.sealed import arrow, parquet, sealing
+from rookery.sealed.schema import SEALED_SCHEMA
 
 ROWS = 200_000
 STAGED = 1_000_000
@@ -66,7 +66,8 @@ def appending(rounds: int) -> None:
             nonlocal offset
             for _ in range(200):
                 for body in payloads:
-                    shard.post(tenant, way, shard.message(tenant, way, PROPS, body, 0, 0, PERSISTENT), 0)
+                    message = publishing.new_message(shard, tenant, way, PROPS, body, 0, 0, PERSISTENT)
+                    publishing.post(shard, tenant, way, message, 0, publishing.EACH)
                 offset += len(shard.log.take(1, offset))
                 shard.log.durable = shard.log.batch - 1
                 shard.log.settle()
@@ -101,7 +102,8 @@ def telling(rounds: int) -> None:
             for _ in range(1_000):
                 shard.turn(int(time.time() * 1000), int(time.monotonic() * 1000))
                 for body in payloads:
-                    shard.post(tenant, way, shard.message(tenant, way, PROPS, body, 0, 0, 0), 0)
+                    message = publishing.new_message(shard, tenant, way, PROPS, body, 0, 0, 0)
+                    publishing.post(shard, tenant, way, message, 0, publishing.EACH)
                 for lease in queue.claim(100, 30_000):
                     queue.ack(lease)
                 shard.flush()

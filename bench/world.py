@@ -7,7 +7,7 @@ from typing import Any
 from bench.harness import BODY_BYTES
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
-from rookery.properties import Properties, encode
+from rookery.format.properties import Properties, encode
 
 START_MS = 1_700_000_000_000
 

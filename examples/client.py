@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 import rookery
-from rookery.config import Settings
-from rookery.server import Server
+from rookery.config.settings import Settings
+from rookery.server.process import Server
 
 KEY = "an-admin-key"
 

@@ -48,7 +48,7 @@ with broker:
         queue = broker.queue("jobs")
         try:
             while True:
-                queue.publish(b"x" * 500)
+                queue.publish(b"x")
         except rookery.errors.MemoryLimitExceeded as error:
             print("refused:", type(error).__name__)
         health = broker.health()

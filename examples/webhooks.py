@@ -19,8 +19,8 @@ from pathlib import Path
 from threading import Thread
 
 from rookery import webhooks
-from rookery.config import Settings
-from rookery.server import Server
+from rookery.config.settings import Settings
+from rookery.server.process import Server
 
 KEY = "an-admin-key"
 secret = ""

@@ -22,8 +22,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from rookery.config import Settings
-from rookery.server import Server
+from rookery.config.settings import Settings
+from rookery.server.process import Server
 
 KEY = "an-admin-key"
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import rookery as package
+from rookery.lake.insights import ARCHIVE, GOLD, gold_rows
+from rookery.lake.pipelines import statuses
 from rookery.pipelines.builtin.archive import Archive
 from rookery.spark.client import Client
 from rookery.spark.options import Connection
 from rookery.spark.session import QUICK_FLAGS
-from rookery.store.insights import ARCHIVE, GOLD, gold_rows
-from rookery.store.pipelines import statuses
 
 KEY = "demo-key"
 TRAFFIC_SEC = 30
@@ -164,8 +164,6 @@ def say(text: str) -> None:
 def start_broker(folder: Path) -> tuple[subprocess.Popen[str], str]:
     words = ["serve", "--host", "127.0.0.1", "--http-port", "0", "--amqp-port", "off", "--line-port", "off"]
     words += [
-        "--mqtt-port",
-        "off",
         "--api-key",
         KEY,
         "--pipelines-dir",

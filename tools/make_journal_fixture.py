@@ -22,7 +22,7 @@ from rookery.core.access import Access
 from rookery.core.policy import Policy
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
-from rookery.properties import EMPTY, Properties, Timestamp, encode
+from rookery.format.properties import EMPTY, Properties, Timestamp, encode
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 

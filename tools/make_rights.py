@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from rookery.core.rights import AMQP, LINE, OPERATIONS, WHO
-from rookery.logs import make_log
-from rookery.server import Server
+from rookery.server.logs import make_log
+from rookery.server.process import Server
 
 PAGE = Path(__file__).parents[1] / "docs" / "rights.md"
 BEGIN = "<!-- rights: written by tools/make_rights.py -->\n"

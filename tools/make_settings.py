@@ -1,11 +1,11 @@
-"""Writes the table of settings in docs/server.md from `rookery.config`; with --check, only compares."""
+"""Writes the table of settings in docs/server.md from `rookery.config.settings`; with --check, only compares."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from rookery.config import SETTINGS, Setting
+from rookery.config.settings import SETTINGS, Setting
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 BEGIN = "<!-- settings: written by tools/make_settings.py -->\n"

@@ -6,16 +6,17 @@ on them. The build runs this file by itself, before the package exists, so it im
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
 HOT_MODULES: Final = (
-    "rookery.fieldtables",
-    "rookery.properties",
-    "rookery.rendering",
-    "rookery.model",
+    "rookery.format.fieldtables",
+    "rookery.format.properties",
+    "rookery.format.rendering",
+    "rookery.format.model",
     "rookery.core.pattern_syntax",
     "rookery.core.automata",
     "rookery.core.patterns",
@@ -35,47 +36,48 @@ HOT_MODULES: Final = (
     "rookery.core.consumers",
     "rookery.core.feeds",
     "rookery.core.topology",
+    "rookery.core.publishing",
     "rookery.core.dead_letters",
     "rookery.core.transactions",
     "rookery.core.paging",
     "rookery.core.log",
     "rookery.core.shard",
-    "rookery.store.records",
-    "rookery.store.columns",
-    "rookery.store.arrow_rows",
+    "rookery.format.records",
+    "rookery.sealed.columns",
+    "rookery.arrow.rows",
     "rookery.store.recovery",
     "rookery.wire.turn",
-    "rookery.wire.amqp_codec",
-    "rookery.wire.amqp_channel",
-    "rookery.wire.amqp_names",
-    "rookery.wire.amqp_replies",
-    "rookery.wire.amqp_exchanges",
-    "rookery.wire.amqp_queues",
-    "rookery.wire.amqp_consume",
-    "rookery.wire.amqp_tx",
-    "rookery.wire.amqp_methods",
-    "rookery.wire.amqp_parking",
-    "rookery.wire.amqp_handshake",
-    "rookery.wire.amqp_publish",
-    "rookery.wire.amqp",
-    "rookery.wire.http_call",
-    "rookery.wire.http_heads",
-    "rookery.wire.http_routes",
-    "rookery.wire.http_auth",
-    "rookery.wire.http_trace",
-    "rookery.wire.http",
-    "rookery.wire.rest",
-    "rookery.wire.rest_pulling",
-    "rookery.wire.rest_handles",
-    "rookery.wire.api_bodies",
-    "rookery.wire.api_handling",
+    "rookery.wire.amqp.codec",
+    "rookery.wire.amqp.channel",
+    "rookery.wire.amqp.names",
+    "rookery.wire.amqp.replies",
+    "rookery.wire.amqp.exchanges",
+    "rookery.wire.amqp.queues",
+    "rookery.wire.amqp.consume",
+    "rookery.wire.amqp.tx",
+    "rookery.wire.amqp.methods",
+    "rookery.wire.amqp.parking",
+    "rookery.wire.amqp.handshake",
+    "rookery.wire.amqp.publish",
+    "rookery.wire.amqp.connection",
+    "rookery.wire.http.call",
+    "rookery.wire.http.heads",
+    "rookery.wire.http.routes",
+    "rookery.wire.http.auth",
+    "rookery.wire.http.trace",
+    "rookery.wire.http.connection",
+    "rookery.wire.api.rest",
+    "rookery.wire.api.compat.pulling",
+    "rookery.wire.api.compat.handles",
+    "rookery.wire.api.bodies",
+    "rookery.wire.api.handling",
     "rookery.wire.websocket",
-    "rookery.wire.push_json",
-    "rookery.wire.push_sources",
-    "rookery.wire.push_socket",
-    "rookery.wire.line_consumer",
-    "rookery.wire.line_commands",
-    "rookery.wire.line",
+    "rookery.wire.push.json",
+    "rookery.wire.push.sources",
+    "rookery.wire.push.socket",
+    "rookery.wire.line.consumer",
+    "rookery.wire.line.commands",
+    "rookery.wire.line.connection",
 )
 
 _PACKAGE = Path(__file__).parent
@@ -96,5 +98,28 @@ def report() -> dict[str, bool]:
     return {module: _is_compiled(module) for module in HOT_MODULES}
 
 
-compiled: Final[bool] = _is_compiled("rookery.model")
+compiled: Final[bool] = _is_compiled(HOT_MODULES[0])
 """Whether the hot modules run compiled. The build compiles all of them or none, so one speaks for all."""
+
+
+def speed() -> str:
+    """One line for people: whether this package runs compiled, and if not, what to do.
+
+    `make serve` starts uncompiled while it builds a wheel in `wheel` of the virtual environment (tools/package.py).
+    """
+    if compiled:
+        return "compiled"
+    wheels = Path(sys.prefix) / "wheel"
+    if any(not wheel.name.endswith("-none-any.whl") for wheel in wheels.glob("*/rookery-*.whl")):
+        return "uncompiled, about 10 × the CPU, restart to switch: `make serve` installs the compiled build first"
+    if any(_is_alive(folder.name.rpartition("-")[2]) for folder in wheels.glob("building-*")):
+        return "uncompiled, about 10 × the CPU, restart to switch when the compiled build is ready"
+    return "uncompiled, about 10 × the CPU: install it where there is a C compiler"
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, OSError):
+        return False
+    return True

@@ -1,7 +1,8 @@
 """Every error a caller can meet: one hierarchy, each class with a stable code and its number in each protocol.
 
-`code` is what programs match on; `http`, `amqp` and `mqtt` are the numbers the faces answer with. An error that is
-about an argument names it in `argument`. Raising one of these promises that nothing was changed.
+`code` is what programs match on; `http` and `amqp` are the numbers that these faces answer with, `mqtt` those of a face
+that is planned. An error about an argument names it in `argument`. Raising one of these promises that nothing was
+changed.
 """
 
 from __future__ import annotations

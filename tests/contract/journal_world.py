@@ -17,14 +17,16 @@ from rookery.core.entries import DELAYED, GONE, LEASED, Entry, Lease
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
-from rookery.model import PERSISTENT, Message
-from rookery.properties import EMPTY
-from rookery.store import changes, records
+from rookery.format import records
+from rookery.format.model import PERSISTENT, Message
+from rookery.format.properties import EMPTY
+from rookery.store import changes
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal, _Retiring
 from rookery.store.medium import Medium
 from tests.contract.faulty import Disk, FaultyMedium
 from tests.contract.media import PATIENCE_S
+from tests.unit.core_world import publish_once
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -151,7 +153,7 @@ class World:
 
     def publish_once(self, dedup_key: str, body: bytes, queue: str = "q") -> bool:
         """Whether the key was new."""
-        return not self.shard.publish_once(self.tenant(), "", queue, dedup_key, EMPTY, body)[2]
+        return not publish_once(self.shard, self.tenant(), "", queue, dedup_key, EMPTY, body)[1]
 
     def roll(self) -> None:
         """Write what there is, then begin a new segment."""

@@ -19,16 +19,17 @@ from rookery.core import ranges, retention, streams
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile, Stream
 from rookery.errors import NotFound, StoreDamaged
-from rookery.properties import Properties, encode
-from rookery.store import history, layout
-from rookery.store.history import History
-from tests.contract.journal_world import FileSite, World
+from rookery.format.properties import Properties, encode
+from rookery.sealed import history, layout
+from rookery.sealed.history import History, Job
+from tests.contract.journal_world import SITES, Site, World
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from rookery.store import arrow, parquet, records, sealing  # noqa: E402 (they need pyarrow)
-from rookery.store.schema import schema_of  # noqa: E402
+from rookery.format import records  # noqa: E402
+from rookery.sealed import arrow, parquet, sealing  # noqa: E402
+from rookery.sealed.schema import schema_of  # noqa: E402
 
 PROPS = encode(
     Properties(
@@ -46,7 +47,7 @@ PROPS = encode(
 class Keeper:
     """A process with a journal and a history, driven by hand."""
 
-    def __init__(self, site: FileSite) -> None:
+    def __init__(self, site: Site) -> None:
         self.site = site
         self.calls: waiting.SimpleQueue[Callable[[], None]] = waiting.SimpleQueue()
         self.begin()
@@ -54,7 +55,7 @@ class Keeper:
     def begin(self) -> None:
         self.world: World = self.site.start()
         self.history = History(self.world.shard, self.world.journal, self.site.where / "streams", self.calls.put)
-        self.history.helper = lambda job: sealing.perform(io.BytesIO(job))
+        self.history.helper = lambda job: sealing.perform(io.BytesIO(job.input()))
         self.history.open()
 
     def stream(self, **said: object) -> Stream:
@@ -117,9 +118,10 @@ class Keeper:
         return self.world.medium.read(place >> 36, place & ((1 << 36) - 1), size)
 
 
-@pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    keeper = Keeper(FileSite(tmp_path))
+@pytest.fixture(params=SITES)
+def keeper(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    """Over files, which the work reads itself, and over a medium without them, whose records are handed to it."""
+    keeper = Keeper(SITES[request.param](tmp_path))
     yield keeper
     keeper.history.close()
     keeper.site.stop()
@@ -398,8 +400,8 @@ def test_a_work_that_ends_before_it_answers_leaves_nothing_to_be_seen(keeper: Ke
     keeper.stream()
     keeper.fill(5)
 
-    def work(job: bytes) -> dict:
-        sealing.perform(io.BytesIO(job))
+    def work(job: Job) -> dict:
+        sealing.perform(io.BytesIO(job.input()))
         raise OSError("killed")
 
     keeper.history.helper = work
@@ -409,6 +411,27 @@ def test_a_work_that_ends_before_it_answers_leaves_nothing_to_be_seen(keeper: Ke
     assert "killed" in str(errors[0])
     assert keeper.files() == []
     assert len(keeper.rows(0, 5)) == 5
+
+
+def test_nothing_is_left_of_what_was_copied_for_the_work(keeper: Keeper) -> None:
+    """Records larger than one read, small ones, and what a process that was killed has left."""
+    left = keeper.history.root / "_sealing-1-1.records"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_bytes(b"")
+    keeper.restart()
+    assert not left.exists()
+    keeper.stream()
+    keeper.fill(3)
+    big = bytes(3 * history.COPY_BYTES)
+    for body in (big, b"small", big):
+        keeper.world.shard.publish(keeper.world.tenant(), "", "log", PROPS, body)
+    keeper.world.write()
+    keeper.fill(2)
+    before = keeper.rows(0, 8)
+    keeper.seal()
+    assert keeper.partition.tail == 8
+    assert keeper.rows(0, 8) == before
+    assert [path for path in keeper.history.root.rglob("*") if path.name.startswith("_")] == []
 
 
 def test_a_file_that_was_let_go_of_while_it_was_merged_keeps_its_grace(keeper: Keeper) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from rookery.core.policy import Policy
-from rookery.core.transactions import Publish, Settle, apply
+from rookery.core.publishing import Publish
+from rookery.core.transactions import Settle, apply
 from rookery.errors import RookeryError
-from rookery.properties import EMPTY
+from rookery.format.properties import EMPTY
 from rookery.store.medium import Done
 from tests.contract.faulty import Disk, Fault, FaultyMedium
 from tests.contract.journal_world import START_MS, World, as_of, picture

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from rookery.core.transactions import Publish, Settle, apply
+from rookery.core.publishing import Publish
+from rookery.core.transactions import Settle, apply
 from rookery.errors import Fenced, StoreFailed, StoreFull
-from rookery.properties import EMPTY
-from rookery.store.records import PUT
+from rookery.format.properties import EMPTY
+from rookery.format.records import PUT
 from tests.contract.faulty import PLENTY, Disk, Fault, FaultyMedium
 from tests.contract.journal_world import MemorySite, World, batches, count_records, picture
 

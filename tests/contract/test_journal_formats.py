@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rookery import __version__
+from rookery.care.repair import inspect
 from rookery.core.access import Access
 from rookery.errors import StoreError
-from rookery.store import changes, records
-from rookery.store.repair import inspect
+from rookery.format import records
+from rookery.store import changes
 from tests.contract.journal_world import FileSite, World, picture
 
 ROOT = Path(__file__).parents[2]

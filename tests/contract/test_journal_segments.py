@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rookery.errors import StoreDamaged, StoreFailed
-from rookery.store.records import EXIT, RETIRED, STATE
+from rookery.format.records import EXIT, PUT, RETIRED, STATE
 from tests.contract.faulty import Fault, FaultyMedium
 from tests.contract.journal_world import (
     HOUR_MS,
@@ -247,6 +247,37 @@ def scattered(world: World, rounds: int, kept: int) -> None:
         world.write()
 
 
+def test_a_segment_whose_owner_died_while_retiring_it_goes_first(site: Site) -> None:
+    """What it holds was written again, and is settled there: without the later segment it would come back."""
+    world = site.start()
+    world.queue()
+    for n in range(50):
+        # keys in use: by themselves a reason to leave the segment alone
+        assert world.publish_once(f"key {n}", b"x")
+    world.ack(50)
+    world.publish(b"old")
+    world.write()
+    world.roll()
+    first = world.journal.segments[0]
+    # it begins to retire that segment, and dies when the message is written again
+    world.shard.log.move([(world.queue(), world.queue().ready_entries(1)[0])])
+    world.shard.log.urgent = True
+    world.write()
+    site.kill(world)
+    assert count_records(site.segment(2), PUT) == 1
+    world = site.start()
+    assert [segment.number for segment in world.journal.segments if segment.stale] == [first.number]
+    assert world.ack(1) == [b"old"]
+    world.write()
+    for _ in range(2):
+        # the segment that holds the message goes, then the one with its settle
+        world.roll()
+        world.settle()
+    world = site.restart(world)
+    assert world.bodies() == []
+    assert not any(world.publish_once(f"key {n}", b"x") for n in range(50))
+
+
 def test_mostly_dead_segments_are_written_together(site: Site) -> None:
     options = {"segment_bytes": 1_500}
     world = site.start(**options)
@@ -309,6 +340,37 @@ def test_a_fan_out_is_carried_for_those_that_still_hold_it(site: Site) -> None:
     assert len(world.bodies("a")) == 5
     assert world.bodies("b") == [b"to all 3", b"to all 4"]
     assert world.queue("a").ready_entries()[4].message is world.queue("b").ready_entries()[1].message
+
+
+def test_a_fan_out_that_was_paged_is_settled_where_it_was_moved_to(site: Site) -> None:
+    """Read back from disk, each queue has a message of its own: all of them know their new segment."""
+    world = site.start(page_bytes=1)
+    for name in ("a", "b"):
+        world.tenant().bind("amq.fanout", world.queue(name), "")
+    world.publish(b"to both", exchange="amq.fanout")
+    for name in ("a", "b"):
+        for _ in range(3_000):
+            world.shard.publish(world.tenant(), "", name, b"", b"in memory")
+    world.publish(b"to both, paged", exchange="amq.fanout")
+    world.write()
+    held = []
+    for name in ("a", "b"):
+        leases = world.claim(3_002, name)
+        assert leases[-1].entry.message.body == b"to both, paged"
+        held.append((world.queue(name), leases[-1].entry))
+        for lease in leases[:-1]:
+            world.queue(name).ack(lease)
+        world.queue(name).release(leases[-1])
+    assert held[0][1].message is not held[1][1].message
+    world.roll()
+    world.shard.log.move(held)
+    world.shard.log.urgent = True
+    world.write()
+    assert world.ack(1, "b") == [b"to both, paged"]
+    world.write()
+    world = site.restart(world)
+    assert world.bodies("a") == [b"to both, paged"]
+    assert world.bodies("b") == []
 
 
 def test_a_restart_knows_how_dead_segments_are(site: Site) -> None:

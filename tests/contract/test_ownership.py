@@ -17,10 +17,10 @@ from unittest import mock
 
 import pytest
 
+from rookery.care.repair import inspect, repair
 from rookery.errors import Fenced, StoreDamaged, StoreLocked
 from rookery.store import disk
 from rookery.store.ownership import Ownership
-from rookery.store.repair import inspect, repair
 from tests.contract.faulty import FaultyMedium
 from tests.contract.journal_world import FileSite, MemorySite, Site, World, batches
 from tests.contract.media import UnlockedMedium

@@ -13,8 +13,8 @@ from rookery.core import streams
 from rookery.core.staging import CHUNK_MS, EPOCH_MS, SLICE_ROWS, Filling, Row
 from rookery.core.stream import Partition, Stream
 from rookery.errors import ChunkNotFound, ExchangeNotFound, InvalidArgument, LimitExceeded, StaleEpoch, StreamNotFound
-from rookery.properties import Properties, encode
-from rookery.store import records
+from rookery.format import records
+from rookery.format.properties import Properties, encode
 from tests.contract.journal_world import SITES, MemorySite, Site, World
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rookery.wire.line_commands import COMMANDS, CONSUME_READERS
+from rookery.wire.line.commands import COMMANDS, CONSUME_READERS
 from tests.interop.server import serving
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "line-protocol.md"

@@ -36,7 +36,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_page_names_every_setting_and_column() -> None:
     from rookery.core.stream import StreamSettings
-    from rookery.store.schema import SCHEMA, SEALED_SCHEMA
+    from rookery.sealed.schema import SCHEMA, SEALED_SCHEMA
 
     said = PAGE.read_text(encoding="utf-8")
     for name in (*StreamSettings().as_dict(), *SCHEMA.names, *SEALED_SCHEMA.names):

@@ -9,16 +9,25 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rookery import fieldtables, proxy_protocol, spans
-from rookery.client import http as client_http
+from rookery import spans
+from rookery.arrow import decoder as arrow_decoder
 from rookery.client import websocket as client_websocket
 from rookery.client.aio import transport
 from rookery.core import definitions, pattern_syntax, patterns, staging
 from rookery.core.webhooks import ENDPOINT_MAX
+from rookery.format import fieldtables
 from rookery.pipelines import document
-from rookery.store import arrow_decoder
+from rookery.server import proxy
 from rookery.webhooks import network
-from rookery.wire import amqp, amqp_codec, api_bodies, http, http_tokens, line, push_ops, websocket
+from rookery.wire import websocket
+from rookery.wire.amqp import codec
+from rookery.wire.amqp import connection as amqp
+from rookery.wire.api import bodies
+from rookery.wire.http import answers as http_answers
+from rookery.wire.http import connection as http
+from rookery.wire.http import tokens
+from rookery.wire.line import connection as line
+from rookery.wire.push import ops
 
 if TYPE_CHECKING:
     from tests.fuzz.target import Target
@@ -74,9 +83,9 @@ AMQP = (
         name="amqp-table",
         what="AMQP field tables: headers, arguments, client properties",
         sender="AMQP peers; stored messages",
-        modules=("rookery.fieldtables", "rookery._bytes_fallback"),
+        modules=("rookery.format.fieldtables", "rookery.format.bytes_fallback"),
         entry="targets_amqp:Tables",
-        size=f"its frame: {_bytes(amqp_codec.FRAME_MAX_BYTES)}",
+        size=f"its frame: {_bytes(codec.FRAME_MAX_BYTES)}",
         depth=f"{fieldtables.DEPTH_MAX}",
         count=BY_SIZE,
         expansion=NOT_COMPRESSED,
@@ -86,9 +95,9 @@ AMQP = (
         name="amqp-properties",
         what="AMQP property lists",
         sender="every publisher; stored messages",
-        modules=("rookery.properties",),
+        modules=("rookery.format.properties",),
         entry="targets_amqp:PropertyLists",
-        size=f"its frame: {_bytes(amqp_codec.FRAME_MAX_BYTES)}",
+        size=f"its frame: {_bytes(codec.FRAME_MAX_BYTES)}",
         depth=f"{fieldtables.DEPTH_MAX} (headers)",
         count="14 properties",
         expansion=NOT_COMPRESSED,
@@ -98,9 +107,9 @@ AMQP = (
         name="amqp-arguments",
         what="arguments of AMQP methods",
         sender="AMQP peers",
-        modules=("rookery.wire.amqp_codec",),
+        modules=("rookery.wire.amqp.codec",),
         entry="targets_amqp:MethodArguments",
-        size=f"its frame: {_bytes(amqp_codec.FRAME_MAX_BYTES)}",
+        size=f"its frame: {_bytes(codec.FRAME_MAX_BYTES)}",
         depth=f"{fieldtables.DEPTH_MAX} (tables)",
         count=BY_SIZE,
         expansion=NOT_COMPRESSED,
@@ -110,9 +119,9 @@ AMQP = (
         name="amqp-connection",
         what="AMQP frames and methods: a whole connection",
         sender="AMQP peers, before and after login",
-        modules=("rookery.wire.amqp", "rookery.wire.amqp_parking", "rookery.wire.amqp_publish"),
+        modules=("rookery.wire.amqp.connection", "rookery.wire.amqp.parking", "rookery.wire.amqp.publish"),
         entry="targets_amqp:Connections",
-        size=f"{_bytes(amqp_codec.FRAME_MAX_BYTES)} a frame ({_bytes(amqp_codec.FRAME_FIRST_BYTES)} before tuning), "
+        size=f"{_bytes(codec.FRAME_MAX_BYTES)} a frame ({_bytes(codec.FRAME_FIRST_BYTES)} before tuning), "
         f"{_bytes(int(amqp.UNPARSED_MAX_BYTES))} unparsed; a message by `ROOKERY_MESSAGE_MAX_BYTES`",
         depth=f"{fieldtables.DEPTH_MAX} (tables)",
         count="`channel-max` channels",
@@ -139,7 +148,7 @@ WIRE = (
         name="websocket-client",
         what="WebSocket frames that a client reads",
         sender="the broker a client calls",
-        modules=("rookery.client.websocket",),
+        modules=("rookery.wire.websocket", "rookery.client.websocket"),
         entry="targets_wire:ClientFrames",
         size=f"{_bytes(client_websocket.MESSAGE_MAX_BYTES)} a message",
         depth=FLAT,
@@ -151,9 +160,9 @@ WIRE = (
         name="proxy",
         what="PROXY protocol headers, versions 1 and 2",
         sender="peers of the listeners in `ROOKERY_PROXY_PROTOCOL`, before login",
-        modules=("rookery.proxy_protocol",),
+        modules=("rookery.server.proxy",),
         entry="targets_wire:ProxyHeaders",
-        size=f"version 1 {proxy_protocol.LINE_MAX_BYTES} bytes, version 2 {_bytes(proxy_protocol.HEADER_MAX_BYTES)}",
+        size=f"version 1 {proxy.LINE_MAX_BYTES} bytes, version 2 {_bytes(proxy.HEADER_MAX_BYTES)}",
         depth=FLAT,
         count="one header a connection",
         expansion=NOT_COMPRESSED,
@@ -163,7 +172,7 @@ WIRE = (
         name="line",
         what="the line protocol: a whole connection",
         sender="line peers, before and after login",
-        modules=("rookery.wire.line", "rookery.wire.line_commands"),
+        modules=("rookery.wire.line.connection", "rookery.wire.line.commands"),
         entry="targets_wire:Lines",
         size=f"{_bytes(int(line.LINE_MAX_BYTES))} a line, {_bytes(int(line.FIRST_LINE_MAX_BYTES))} before login",
         depth=FLAT,
@@ -179,7 +188,7 @@ HTTP = (
         name="http-request",
         what="HTTP/1.1 requests: heads, chunks, trailers, pipelining, known heads",
         sender="HTTP peers, before login",
-        modules=("rookery.wire.http",),
+        modules=("rookery.wire.http.connection",),
         entry="targets_http:Requests",
         library="",
         size=f"head {_bytes(int(http.HEAD_MAX_BYTES))}, URL {_bytes(int(http.URL_MAX_BYTES))}; body by {_BODY}",
@@ -193,7 +202,7 @@ HTTP = (
         name="http-url",
         what="paths, queries and Host headers",
         sender="HTTP peers, before login",
-        modules=("rookery.wire.http_routes",),
+        modules=("rookery.wire.http.routes",),
         entry="targets_http:Urls",
         size=f"{_bytes(int(http.URL_MAX_BYTES))}",
         depth=FLAT,
@@ -205,7 +214,7 @@ HTTP = (
         name="http-credential",
         what="Authorization headers (Basic, Bearer, ApiKey), credentials in `Sec-WebSocket-Protocol`",
         sender="HTTP peers, before login",
-        modules=("rookery.wire.http_auth", "rookery.core.credentials"),
+        modules=("rookery.wire.http.auth", "rookery.core.credentials"),
         entry="targets_http:Credentials",
         size=f"the head: {_bytes(int(http.HEAD_MAX_BYTES))}",
         depth=FLAT,
@@ -217,10 +226,10 @@ HTTP = (
         name="jwt",
         what="JSON Web Tokens",
         sender="HTTP peers, before login",
-        modules=("rookery.wire.http_tokens",),
+        modules=("rookery.wire.http.tokens",),
         entry="targets_http:WebTokens",
         library="PyJWT",
-        size=f"{http_tokens.TOKEN_MAX_CHARS} characters",
+        size=f"{tokens.TOKEN_MAX_CHARS} characters",
         depth=RECURSION,
         count=BY_SIZE,
         expansion=f"{NOT_COMPRESSED}; encrypted tokens are refused",
@@ -231,11 +240,11 @@ HTTP = (
         name="http-publish",
         what="bodies that publish: JSON, lines of JSON, CloudEvents, packed, as they are",
         sender="HTTP and WebSocket peers, after login",
-        modules=("rookery.wire.api_bodies",),
+        modules=("rookery.wire.api.bodies",),
         entry="targets_http:Publishes",
         size=_BODY,
         depth=f"{RECURSION}; headers {fieldtables.DEPTH_MAX}",
-        count=f"{api_bodies.BATCH_MAX} messages",
+        count=f"{bodies.BATCH_MAX} messages",
         expansion=NOT_COMPRESSED,
         refusal="`invalid_argument`, 400; `unsupported_media_type`, 415",
     ),
@@ -244,16 +253,16 @@ HTTP = (
         what="JSON bodies of requests, and operations over a WebSocket",
         sender="HTTP and WebSocket peers, after login",
         modules=(
-            "rookery.wire.api_queues",
-            "rookery.wire.api_transactions",
-            "rookery.wire.push_ops",
-            "rookery.wire.rest_legacy",
+            "rookery.wire.api.bindings",
+            "rookery.wire.api.transactions",
+            "rookery.wire.push.ops",
+            "rookery.wire.api.compat.legacy",
         ),
         entry="targets_http:JsonBodies",
         library="msgspec",
         size=_BODY,
         depth=RECURSION,
-        count=f"by size and type; a credit is at most {push_ops.CREDIT_MAX}",
+        count=f"by size and type; a credit is at most {ops.CREDIT_MAX}",
         expansion=NOT_COMPRESSED,
         refusal="`invalid_argument`, 400",
         input_max_bytes=16_384,
@@ -262,11 +271,11 @@ HTTP = (
         name="http-answer",
         what="HTTP answers that a client reads",
         sender="the broker a client calls",
-        modules=("rookery.client.http", "rookery.client.answers"),
+        modules=("rookery.wire.http.answers", "rookery.client.answers"),
         entry="targets_http:Answers",
-        size=f"head {_bytes(client_http.HEAD_MAX_BYTES)}; a line {_bytes(transport.LINE_MAX_BYTES)}",
+        size=f"head {_bytes(http_answers.HEAD_MAX_BYTES)}; a line {_bytes(transport.LINE_MAX_BYTES)}",
         depth=RECURSION,
-        count=f"{client_http.HEADERS_MAX} headers",
+        count=f"{http_answers.HEADERS_MAX} headers",
         expansion=NOT_COMPRESSED,
         refusal="`BrokenAnswer`: the client tries again",
     ),
@@ -275,6 +284,7 @@ HTTP = (
         what="answers of endpoints that webhooks call, with Retry-After and Location",
         sender="any server that a webhook names",
         modules=(
+            "rookery.wire.http.answers",
             "rookery.webhooks.network",
             "rookery.webhooks.calls",
             "rookery.webhooks.addresses",
@@ -282,10 +292,10 @@ HTTP = (
             "rookery.core.webhooks",
         ),
         entry="targets_http:Endpoints",
-        size=f"head {_bytes(network.HEAD_MAX_BYTES)}, content {_bytes(network.CONTENT_MAX_BYTES)}, "
+        size=f"head {_bytes(http_answers.HEAD_MAX_BYTES)}, content {_bytes(network.CONTENT_MAX_BYTES)}, "
         f"a URL {ENDPOINT_MAX} characters",
         depth=FLAT,
-        count=f"{network.HEADERS_MAX} headers",
+        count=f"{http_answers.HEADERS_MAX} headers",
         expansion=f"{NOT_COMPRESSED}: no coding is asked for",
         refusal="the call failed: it is tried again",
         runs=1_000,
@@ -297,7 +307,7 @@ TEXTS = (
         name="handles",
         what="texts that stand for something: leases, message ids, offsets, traces, keys",
         sender="every peer",
-        modules=("rookery.core.shard", "rookery.model", "rookery.wire.rest_handles"),
+        modules=("rookery.core.shard", "rookery.format.model", "rookery.wire.api.compat.handles"),
         entry="targets_texts:Handles",
         size=f"that of what they stand in; a trace state {spans.STATE_MAX} characters",
         depth=FLAT,
@@ -323,9 +333,7 @@ TEXTS = (
         what="bodies of messages that are shown as JSON",
         sender="every publisher",
         modules=(
-            "rookery.wire.api_records",
-            "rookery.wire.push_json",
-            "rookery.wire.rest",
+            "rookery.format.rendering",
             "rookery.embed.messages",
             "rookery.embed.aio.handlers",
         ),
@@ -345,7 +353,7 @@ TEXTS = (
         library="msgspec",
         size=_BODY,
         depth=f"by type; headers {fieldtables.DEPTH_MAX}",
-        count=f"{api_bodies.BATCH_MAX} messages",
+        count=f"{bodies.BATCH_MAX} messages",
         expansion=NOT_COMPRESSED,
         refusal="`invalid_argument`, 400",
         input_max_bytes=16_384,
@@ -383,7 +391,7 @@ FILES = (
         name="arrow",
         what="Arrow IPC streams of rows to be staged",
         sender="HTTP peers, after login",
-        modules=("rookery.store.arrow_rows", "rookery.store.arrow_ipc", "rookery.store.arrow_frames"),
+        modules=("rookery.arrow.rows", "rookery.arrow.ipc", "rookery.arrow.frames"),
         entry="targets_stored:ArrowRows",
         library="pyarrow",
         size=_BODY,
@@ -400,7 +408,7 @@ FILES = (
         name="parquet",
         what="sealed Parquet files that are read back",
         sender="the data directory",
-        modules=("rookery.store.parquet", "rookery.store.sealing"),
+        modules=("rookery.sealed.parquet", "rookery.sealed.sealing"),
         entry="targets_stored:Sealed",
         library="pyarrow",
         size="a file that the broker wrote, one row group at a time",
@@ -429,7 +437,7 @@ FILES = (
         name="compression",
         what="compressed bodies of the journal (zlib, zstd)",
         sender="the data directory",
-        modules=("rookery.store.compression",),
+        modules=("rookery.format.compression",),
         entry="targets_stored:Compressed",
         library="zlib, zstandard",
         size="that of a record",
@@ -444,12 +452,12 @@ FILES = (
         what="segments of the journal: batches, records, messages",
         sender="the data directory",
         modules=(
-            "rookery.store.records",
+            "rookery.format.records",
             "rookery.store.journal",
             "rookery.store.pager",
             "rookery.store.changes",
-            "rookery.store.columns",
-            "rookery.store.arrow",
+            "rookery.sealed.columns",
+            "rookery.sealed.arrow",
             "rookery.core.stream",
         ),
         entry="targets_stored:Journal",
@@ -492,10 +500,11 @@ TRUSTED = {
     "rookery.cli.where": _OPERATOR,
     "rookery.client.address": _OPERATOR,
     "rookery.client.aio.streams": _BROKER,
-    "rookery.config": _OPERATOR,
-    "rookery.config_kinds": _OPERATOR,
+    "rookery.config.settings": _OPERATOR,
+    "rookery.config.kinds": _OPERATOR,
     "rookery.core.routing": _OWN,
-    "rookery.limits": "an address that the operating system or a PROXY header gave",
+    "rookery.server.peers": "what the kernel says about a socket, and addresses that it gave",
+    "rookery.server.limits": "an address that the operating system or a PROXY header gave",
     "rookery.pipelines.backfill": _LAKE,
     "rookery.pipelines.builtin.care": _LAKE,
     "rookery.pipelines.builtin.changes": _LAKE,
@@ -508,8 +517,8 @@ TRUSTED = {
     "rookery.spark.client": _BROKER,
     "rookery.spark.options": _OPERATOR,
     "rookery.spark.shipping": "an archive of the package itself, which is written",
-    "rookery.store.history": "what the process that seals answers, which the broker started",
-    "rookery.store.pipelines": _LAKE,
+    "rookery.sealed.history": "what the process that seals answers, which the broker started",
+    "rookery.lake.pipelines": _LAKE,
     "rookery.webhooks.signing": "the secret that the receiver of a webhook was given",
 }
 """Modules that decode what is not from outside, and whose bytes that is."""

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from rookery import properties
 from rookery.errors import InvalidArgument
-from rookery.fieldtables import Long, Timestamp, check_table, decode_table, encode_table
-from rookery.wire.amqp_codec import Arguments, Fault
+from rookery.format import properties
+from rookery.format.fieldtables import Long, Timestamp, check_table, decode_table, encode_table
+from rookery.wire.amqp.codec import Arguments, Fault
 from tests.fuzz.target import Target, pieces, words
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,

@@ -18,20 +18,21 @@ import pyarrow as pa
 import yaml
 import zstandard
 
-from rookery import properties
-from rookery._bytes import BytesWriter
+from rookery.arrow import rows as arrow_rows
+from rookery.arrow.decoder import EXPANSION_MAX, ArrowDecoder
 from rookery.core import definitions
 from rookery.core.shard import Shard
 from rookery.core.staging import Row
 from rookery.errors import InvalidArgument, InvalidPipeline, RookeryError, StoreDamaged, StoreError
-from rookery.model import Message, Route
+from rookery.format import compression, properties, records
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import Message, Route
 from rookery.pipelines import document
+from rookery.sealed import parquet
+from rookery.sealed.schema import SEALED_SCHEMA, schema_of
+from rookery.sealed.sealing import sealed_writer
 from rookery.spark.decoding import avro_rows
-from rookery.store import arrow_rows, compression, parquet, records
-from rookery.store.arrow_decoder import EXPANSION_MAX, ArrowDecoder
 from rookery.store.recovery import Recovery
-from rookery.store.schema import SEALED_SCHEMA, schema_of
-from rookery.store.sealing import sealed_writer
 from rookery.wire import packed
 from tests.fuzz.target import Target, words
 from tests.fuzz.targets_amqp import table

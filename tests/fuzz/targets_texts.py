@@ -11,22 +11,22 @@ from typing import Any
 
 import msgspec
 
-from rookery import properties, spans
+from rookery import spans
 from rookery.client.answers import read_json
-from rookery.client.http import BrokenAnswer
 from rookery.client.messages import read_frame, read_messages, read_page
 from rookery.core import streams
 from rookery.core.credentials import split_key
 from rookery.core.shard import Shard
 from rookery.embed.messages import decode_body
 from rookery.errors import InvalidArgument
-from rookery.model import Message, Route
+from rookery.format import properties
+from rookery.format.model import Message, Route
+from rookery.format.rendering import content_of, is_json
 from rookery.webhooks.calls import _data
-from rookery.wire.api_records import message_row
-from rookery.wire.http_routes import encode_json
-from rookery.wire.push_json import is_json
-from rookery.wire.push_sources import places_of
-from rookery.wire.rest import content_of
+from rookery.wire.api.records import message_row
+from rookery.wire.http.answers import BrokenAnswer
+from rookery.wire.http.routes import encode_json
+from rookery.wire.push.sources import places_of
 from tests.fuzz.target import Target, words
 from tests.fuzz.targets_amqp import table
 from tests.fuzz.targets_http import json_value

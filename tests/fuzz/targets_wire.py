@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from rookery.client.http import BrokenAnswer
 from rookery.client.websocket import Frames
 from rookery.errors import InvalidArgument
-from rookery.proxy_protocol import HEADER_MAX_BYTES, SIGNATURE, Reader, Source
-from rookery.wire.websocket import Decoder, accept_key, frame, read_close, unmask
+from rookery.server.proxy import HEADER_MAX_BYTES, SIGNATURE, Reader, Source
+from rookery.wire.http.answers import BrokenAnswer
+from rookery.wire.websocket import Decoder, accept_key, frame, masked_frame, read_close
 from tests.fuzz.target import Target, pieces, words
 from tests.wire.line_peer import Broker, Peer
 
@@ -26,18 +26,26 @@ def _frame(rng: random.Random, masked: bool) -> bytes:
     if not masked:
         return whole
     size = len(body[:125] if opcode >= 8 else body)
-    head, payload = whole[: len(whole) - size], whole[len(whole) - size :]
-    key = rng.randbytes(4)
-    return head[:1] + bytes([head[1] | 0x80]) + head[2:] + key + unmask(payload, key)
+    sent = masked_frame(opcode, whole[len(whole) - size :], rng.randbytes(4))
+    return whole[:1] + sent[1:]
 
 
 class ServerFrames(Target):
     """The same frames come out whole, byte by byte and in pieces; what is held back is bounded."""
 
-    tokens = (b"\x81\x80", b"\x82\xfe", b"\x82\xff", b"\x01\x80", b"\x80\x80", b"\x88\x82", b"\x89\x80")
+    masked = True
+    tokens: tuple[bytes, ...] = (
+        b"\x81\x80",
+        b"\x82\xfe",
+        b"\x82\xff",
+        b"\x01\x80",
+        b"\x80\x80",
+        b"\x88\x82",
+        b"\x89\x80",
+    )
 
     def make(self, rng: random.Random) -> bytes:
-        return b"".join(_frame(rng, True) for _ in range(rng.randrange(1, 5)))
+        return b"".join(_frame(rng, self.masked) for _ in range(rng.randrange(1, 5)))
 
     def check(self, data: bytes) -> None:
         whole = self._read(data, len(data) or 1)
@@ -46,7 +54,7 @@ class ServerFrames(Target):
         accept_key(data[:64])
 
     def _read(self, data: bytes, step: int) -> tuple[list[tuple[int, bytes]], int, str]:
-        decoder = Decoder(_MESSAGE_MAX_BYTES)
+        decoder = Decoder(_MESSAGE_MAX_BYTES, self.masked)
         found: list[tuple[int, bytes]] = []
         for piece in pieces(data, step):
             found += decoder.receive(piece)
@@ -58,20 +66,19 @@ class ServerFrames(Target):
         return found, int(decoder.fault_code), decoder.fault
 
 
-class ClientFrames(Target):
-    """The same frames come out whole and in pieces, or none of both: then the answer is broken."""
+class ClientFrames(ServerFrames):
+    """The same for frames that a client reads; with its own limits all of them come out, or the answer is broken."""
 
+    masked = False
     tokens = (b"\x81\x00", b"\x82\x7e", b"\x82\x7f", b"\x01\x00", b"\x80\x00", b"\x88\x02\x03\xe8", b"\x89\x00")
 
-    def make(self, rng: random.Random) -> bytes:
-        return b"".join(_frame(rng, False) for _ in range(rng.randrange(1, 5)))
-
     def check(self, data: bytes) -> None:
-        whole = self._read(data, len(data) or 1)
+        super().check(data)
+        whole = self._heard(data, len(data) or 1)
         for step in (1, 7):
-            assert self._read(data, step) == whole
+            assert self._heard(data, step) == whole
 
-    def _read(self, data: bytes, step: int) -> list[tuple[int, bytes]] | None:
+    def _heard(self, data: bytes, step: int) -> list[tuple[int, bytes]] | None:
         frames = Frames()
         found: list[tuple[int, bytes]] = []
         try:
@@ -144,7 +151,7 @@ class Lines(Target):
     )
 
     def __init__(self) -> None:
-        from rookery.wire.line_commands import COMMANDS
+        from rookery.wire.line.commands import COMMANDS
 
         self.tokens = (*self.tokens, *(f"{verb} ".encode() for verb in COMMANDS))
 

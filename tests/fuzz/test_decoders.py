@@ -26,8 +26,8 @@ def test_every_module_that_decodes_is_listed() -> None:
 
 def test_a_call_that_decodes_is_found() -> None:
     found = decoding()
-    assert "httptools.HttpRequestParser" in found["rookery.wire.http"]
-    assert "zlib.decompressobj" in found["rookery.store.compression"]
+    assert "httptools.HttpRequestParser" in found["rookery.wire.http.connection"]
+    assert "zlib.decompressobj" in found["rookery.format.compression"]
 
 
 def test_every_decoder_says_its_limits() -> None:

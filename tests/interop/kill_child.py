@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from rookery import AsyncBroker
-from rookery.embed import AsyncDelivery, AsyncQueue, Message, engine
+from rookery.embed import AsyncDelivery, AsyncQueue, Message
+from rookery.embed.aio import broker as broker_module
+from rookery.engine import engine
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 
@@ -268,10 +270,8 @@ class Child:
 async def main() -> None:
     plan = json.loads(sys.argv[1])
     # small segments, so that they fill up and are compacted all the time
-    vars(engine).update(
-        Journal=functools.partial(Journal, segment_bytes=SEGMENT_BYTES),
-        FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0),
-    )
+    vars(engine).update(Journal=functools.partial(Journal, segment_bytes=SEGMENT_BYTES))
+    vars(broker_module).update(FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0))
     broker = AsyncBroker(
         enable_persistence=True,
         persistence_path=plan["directory"],

@@ -18,10 +18,12 @@ from typing import Any
 
 from rookery import AsyncBroker
 from rookery.core.staging import Row
-from rookery.embed import AsyncStream, engine
+from rookery.embed import AsyncStream
+from rookery.embed.aio import broker as broker_module
+from rookery.engine import engine
 from rookery.errors import ChunkNotFound
-from rookery.properties import EMPTY
-from rookery.store import history, sealing
+from rookery.format.properties import EMPTY
+from rookery.sealed import history, sealing
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 
@@ -136,19 +138,17 @@ class Child:
                 group.create_task(self.commits(producer, pending.get(producer, [])))
 
 
-def seal(job: bytes) -> dict[str, Any]:
-    done = sealing.perform(io.BytesIO(job))
-    if b'"merge"' in job.partition(b"\n")[0]:
+def seal(job: history.Job) -> dict[str, Any]:
+    done = sealing.perform(io.BytesIO(job.input()))
+    if job.replaced:
         say("merged")
     return done
 
 
 async def main() -> None:
     plan = json.loads(sys.argv[1])
-    vars(engine).update(
-        Journal=functools.partial(Journal, segment_bytes=SEGMENT_BYTES),
-        FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0),
-    )
+    vars(engine).update(Journal=functools.partial(Journal, segment_bytes=SEGMENT_BYTES))
+    vars(broker_module).update(FileMedium=functools.partial(FileMedium, segment_bytes=SEGMENT_BYTES, reserve_bytes=0))
     vars(history).update(LOOK_MS=20, MERGE_FILES=3)
     broker = AsyncBroker(enable_persistence=True, persistence_path=plan["directory"])
     # small files, so that there is always one to seal and one to merge

@@ -10,7 +10,7 @@ import pika
 import pytest
 
 import rookery
-from rookery.attach import attach
+from rookery.server import attach
 
 
 def read(port: int, start: Any, count: int) -> list[tuple[int, bytes]]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rookery
+from rookery.lake.insights import ARCHIVE, BUILTIN
+from rookery.lake.pipelines import Place
 from rookery.pipelines.builtin import letters
 from rookery.pipelines.builtin.archive import Archive
 from rookery.pipelines.builtin.jobs import ARCHIVING, LIFECYCLE
@@ -22,8 +24,6 @@ from rookery.pipelines.builtin.lifecycle import BRONZE, JOURNEYS, OPEN
 from rookery.pipelines.builtin.replay import Folder
 from rookery.pipelines.builtin.tables import gold_tables
 from rookery.spark.session import QUICK_FLAGS
-from rookery.store.insights import ARCHIVE, BUILTIN
-from rookery.store.pipelines import Place
 from tests.interop.pipeline_world import write
 from tests.interop.server import ServerProcess
 from tests.interop.spark_process import CLASSES

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rookery.core.snapshots import COUNTERS
+from rookery.lake.insights import ARCHIVE, BUILTIN, gold_rows
 from rookery.pipelines import lake
 from rookery.pipelines.builtin import letters, replay, report
 from rookery.pipelines.builtin.archive import Archive
 from rookery.pipelines.builtin.care import Care
-from rookery.pipelines.builtin.events import COUNTERS
 from rookery.pipelines.builtin.jobs import ARCHIVING, LIFECYCLE, BuiltinJob, find
 from rookery.pipelines.runner import Runner
 from rookery.pipelines.spec import Restart
 from rookery.spark.options import sink_options
-from rookery.store.insights import ARCHIVE, BUILTIN, gold_rows
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World
 from tests.interop.test_lifecycle import SMALL

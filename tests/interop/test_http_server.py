@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from tests.interop.server import ServerProcess, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,10 +187,10 @@ def test_a_copied_env_file_and_one_command_start_the_server(tmp_path: Path, monk
 @pytest.mark.row("S0-13", "S0-34", "S2-30", "S2-33", "S2-49")
 def test_the_defaults_of_the_documented_servers(tmp_path: Path) -> None:
     settings = Settings.load({}, {}, tmp_path)
-    assert (settings.http_port, settings.host, settings.env) == (8080, "0.0.0.0", "production")
+    assert (settings.ports["http"], settings.host, settings.env) == (8080, "0.0.0.0", "production")
     assert (settings.visibility_timeout_sec, settings.max_retries) == (30, 5)
     assert (settings.backoff_strategy, settings.backoff_base_ms, settings.dlq_suffix) == ("exponential", 500, ".DLQ")
-    assert Settings.load({}, {"APP_PORT": "9090"}, tmp_path).http_port == 9090
+    assert Settings.load({}, {"APP_PORT": "9090"}, tmp_path).ports["http"] == 9090
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert metadata["project"]["requires-python"] == ">=3.11"
 

@@ -20,10 +20,10 @@ from typing import Any, Self
 import pytest
 import trustme
 
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from rookery.core.access import FULL, Rights
-from rookery.logs import make_log
-from rookery.server import Server
+from rookery.server.logs import make_log
+from rookery.server.process import Server
 from tests.interop.server import ServerProcess, serving
 
 PUBLISHED = "Message published successfully"
@@ -116,8 +116,8 @@ class Lines:
 
 @pytest.mark.row("S4-1")
 async def test_the_port_is_2122_unless_configured_or_switched_off(tmp_path: Path) -> None:
-    assert Settings.load({}, {}, tmp_path).line_port == 2122
-    assert Settings.load({}, {"ROOKERY_LINE_PORT": "2123"}, tmp_path).line_port == 2123
+    assert Settings.load({}, {}, tmp_path).ports["line"] == 2122
+    assert Settings.load({}, {"ROOKERY_LINE_PORT": "2123"}, tmp_path).ports["line"] == 2123
     async with started(tmp_path) as server:
         assert await answers(server.addresses["line"], "PING") == ["PONG"]
     async with started(tmp_path, line_port="off") as server:
@@ -314,9 +314,8 @@ DECLARED = "Queue declared successfully"
 async def test_peers_from_elsewhere_log_in_with_a_key_or_a_password(tmp_path: Path) -> None:
     async with started(tmp_path, proxy_protocol="line") as server:
         address = server.addresses["line"]
-        server.engine.begin()
-        server.engine.shard.create_tenant("acme")
-        server.engine.end()
+        with server.engine:
+            server.engine.shard.create_tenant("acme")
         issued = server.access.create_key("acme", 0)
         kid, _, secret = issued.text.partition(".")
         server.access.set_user("clerk", password="pass word", tenants={"default": Rights("^mine", "^mine", "^mine")})

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rookery.lake.pipelines import Place, Status
 from rookery.pipelines import backfill, lake
 from rookery.pipelines.jobs import PipelineJob
 from rookery.pipelines.planning import plan, validate
 from rookery.pipelines.runner import Runner
 from rookery.pipelines.spec import Pipeline, load, load_folder
-from rookery.store.pipelines import Place, Status
 from tests.interop.pipeline_world import documents
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World

@@ -18,7 +18,7 @@ import pytest
 
 import rookery
 from rookery.errors import NotFound
-from rookery.store.pipelines import Place
+from rookery.lake.pipelines import Place
 from tests.interop.pipeline_world import documents, publish, write
 from tests.interop.server import ServerProcess
 from tests.interop.spark_world import KEY, World

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rookery.errors import InvalidArgument, InvalidPipeline, PipelineRunning
+from rookery.lake.pipelines import Place, Status
 from rookery.pipelines import lake
 from rookery.pipelines.jobs import PipelineJob
 from rookery.pipelines.planning import plan
 from rookery.pipelines.runner import Runner
 from rookery.pipelines.spec import load
 from rookery.pipelines.worker import DOUBTED_AFTER, LOST, Worker
-from rookery.store.pipelines import Place, Status
 from tests.interop.pipeline_world import documents, publish, write
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World

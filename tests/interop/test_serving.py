@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 import rookery
-from rookery.config import SETTINGS
+from rookery.config.settings import SETTINGS
 from tests.interop.server import ServerProcess, serving
 from tests.wire.amqp_peer import PROTOCOL, frames, open_vhost, start_ok, tune_ok
 
@@ -252,7 +252,7 @@ def test_a_peer_that_says_nothing_is_dropped(tmp_path: Path) -> None:
 def test_ports_and_timeouts_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ports = {setting.field for setting in SETTINGS if setting.field.endswith("port")}
     times = {setting.field for setting in SETTINGS if setting.field.endswith(("_sec", "_ms"))}
-    assert {"http_port", "amqp_port", "amqp_tls_port", "mqtt_port", "line_port", "line_tls_port"} <= ports
+    assert {"http_port", "amqp_port", "amqp_tls_port", "line_port", "line_tls_port"} <= ports
     assert {"handshake_sec", "heartbeat_sec", "shutdown_sec", "visibility_timeout_sec"} <= times
     free = []
     for _ in range(2):

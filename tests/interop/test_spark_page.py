@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rookery.sealed.schema import SCHEMA
 from rookery.spark.options import KNOWN
-from rookery.store.schema import SCHEMA
 from tests.interop.server import serving
 from tests.interop.spark_world import KEY, World
 

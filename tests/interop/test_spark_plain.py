@@ -16,7 +16,7 @@ import pytest
 from rookery import Broker
 from rookery.clock import ManualClock
 from rookery.embed import Message
-from rookery.store import sealing
+from rookery.sealed import sealing
 from tests.examples.test_streams_page import BLOCKS, SPARK, run_blocks
 
 STREAM = "shop/orders é"
@@ -33,7 +33,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
     with Broker(enable_persistence=True, persistence_path=str(directory / "data"), clock=clock) as broker:
         history = broker._context.engine.history
         assert history is not None
-        history.helper = lambda job: sealing.perform(io.BytesIO(job))
+        history.helper = lambda job: sealing.perform(io.BytesIO(job.input()))
         for name in (STREAM, "007"):
             stream = broker.stream(name, partitions=3 if name == STREAM else 1)
             for day in range(3 if name == STREAM else 1):

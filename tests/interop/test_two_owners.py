@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 import rookery
-from rookery.store.repair import inspect
+from rookery.care.repair import inspect
 from tests.interop.server import ServerProcess
 from tests.wire.api_client import API, ok
 

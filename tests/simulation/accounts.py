@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i32
 
 from rookery.core.entries import Entry
-from rookery.store.records import read_message
+from rookery.format.records import read_message
 from tests.simulation.naive import Dying, Terms
 
 if TYPE_CHECKING:
     from rookery.core.consumers import Credit, Subscription
     from rookery.core.entries import Lease
     from rookery.core.queue import Queue
-    from rookery.model import Message
+    from rookery.format.model import Message
 
 READY = "ready"
 DELAYED = "delayed"
@@ -317,6 +317,13 @@ class Account:
         if terms.length_max is not None and waiting > terms.length_max:
             return False
         return terms.bytes_max is None or waiting_bytes <= terms.bytes_max
+
+    def rejects(self, sizes: list[int]) -> bool:
+        """Whether publishes of these sizes, all together, must be rejected now."""
+        waiting = self.waiting()
+        if not self.terms.overflow.startswith("reject") or (len(sizes) == 1 and not waiting and self.takers()):
+            return False
+        return not self.fits(len(waiting) + len(sizes), sum(len(r.copy.body) for r in waiting) + sum(sizes))
 
     def next_active(self) -> Consumer | None:
         """Who follows the active consumer: the highest priority, then the one that waited longest."""

@@ -26,7 +26,7 @@ from tests.simulation.naive import Dying
 
 if TYPE_CHECKING:
     from rookery.core.entries import Entry, Lease
-    from rookery.model import Message
+    from rookery.format.model import Message
     from tests.simulation.ledger import Ledger
 
 FULL_EVERY = 40

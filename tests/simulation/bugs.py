@@ -75,9 +75,9 @@ BUGS = (
     ),
     Bug(
         "a dead letter is lost",
-        "dead_letters.py",
-        "        if not _goes_round(letter, target.name) and target.accept(letter, False, due_ms):",
-        "        if not _goes_round(letter, target.name):",
+        "publishing.py",
+        "        if queue.accept(message, moved, due_ms):",
+        "        if not moved or queue.accept(message, moved, due_ms):",
     ),
     Bug(
         "a dead-letter cycle is not cut",

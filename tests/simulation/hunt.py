@@ -40,7 +40,7 @@ def seeded(bug: Bug, directory: Path) -> Path:
     if source.count(bug.old) != 1:
         raise StalePatch(f"bug {bug.name!r}: its text occurs {source.count(bug.old)} times in {bug.part}/{bug.file}")
     copy = directory / "rookery"
-    for part in ("core", "store"):
+    for part in ("format", "core", "store", "sealed"):
         shutil.copytree(PACKAGE / part, copy / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for module in PACKAGE.glob("*.py"):
         shutil.copy2(module, copy)

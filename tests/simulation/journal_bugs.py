@@ -76,7 +76,7 @@ JOURNAL_BUGS = (
     ),
     _bug(
         "a torn tail is accepted",
-        "store/records.py",
+        "format/records.py",
         "        self.sound = found == stated",
         "        self.sound = True",
     ),

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rookery import properties
+from rookery.format import properties
 from tests.simulation import audit
 from tests.simulation.accounts import (
     DELAYED,
@@ -241,6 +241,13 @@ class Ledger:
                     raise Violation("6 transactions", f"{copy!r} of a transaction did not enter {name}")
                 refused |= self._refuse(account, copy)
         return len(names), refused
+
+    def rejected(self, copy: Copy, accounts: list[Account]) -> None:
+        """All targets had to take the message or none, and these rejected it."""
+        for account in accounts:
+            self.touch(account)
+            account.refusals.append((copy, "published"))
+            self._refuse(account, copy)
 
     def _refuse(self, account: Account, copy: Copy) -> bool:
         """A full queue that does not drop its head did what was declared; True when the publisher is told no."""

@@ -151,19 +151,19 @@ STREAMS_BUGS = (
     # files
     _bug(
         "a file that is on no list is served",
-        "store/history.py",
+        "sealed/history.py",
         "            if path not in known and path not in self.shard.condemned:\n                found.unlink()",
         '            if found.name.startswith("_"):\n                found.unlink()',
     ),
     _bug(
         "a file is deleted although a plan names it",
-        "store/history.py",
+        "sealed/history.py",
         "not shard.log.active) and path not in leased",
         "not shard.log.active)",
     ),
     _bug(
         "a file is deleted before that it is replaced is durable",
-        "store/history.py",
+        "sealed/history.py",
         "            if at <= now and (batch <= shard.log.durable or not shard.log.active)",
         "            if at <= now",
     ),
@@ -187,7 +187,7 @@ STREAMS_BUGS = (
     ),
     _bug(
         "a new stream takes the place of files that are to be deleted",
-        "store/history.py",
+        "sealed/history.py",
         "last_offset(path) >= partition.tail for path",
         "last_offset(path) < 0 for path",
     ),

@@ -9,8 +9,8 @@ from rookery.core.groups import Group, delete_group, group_of
 from rookery.core.staging import NOBODY, Row
 from rookery.core.stream import Partition, Stream
 from rookery.errors import ChunkNotFound, GroupFenced, NotFound, StaleEpoch
-from rookery.properties import EMPTY, Properties, encode
-from rookery.store.history import Reading
+from rookery.format.properties import EMPTY, Properties, encode
+from rookery.sealed.history import Reading
 from tests.contract.faulty import Fault
 from tests.simulation.accounts import Violation
 from tests.simulation.streams_ledger import Book, Commit

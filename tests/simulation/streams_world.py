@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import queue as waiting
 import shutil
 import tempfile
@@ -23,14 +22,12 @@ from typing import Any
 
 from rookery import _compiled
 from rookery.core import stream as core_stream
-from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition, Stream
 from rookery.core.topology import Tenant
-from rookery.store import history as store_history
-from rookery.store import sealing
-from rookery.store.history import History
-from rookery.store.layout import TEMPORARY
+from rookery.sealed import history, sealing
+from rookery.sealed.history import History
+from rookery.sealed.layout import TEMPORARY
 from tests.contract.faulty import Disk, Fault
 from tests.contract.journal_world import START_MS
 from tests.contract.journal_world import World as JournalWorld
@@ -91,37 +88,22 @@ class Work:
         self._end = end
         self._gate.release()
 
-    def __call__(self, job: bytes) -> dict[str, Any]:
+    def __call__(self, job: history.Job) -> dict[str, Any]:
         self._gate.acquire()
         if self._end in ("stopped", "early"):
             raise OSError("died before it wrote anything")
-        with tempfile.TemporaryDirectory(dir=self._process.where) as scratch:
-            source = io.BytesIO(self._on_files(job, Path(scratch)))
-            publish = sealing.publish
-            if self._end == "temporary":
-                sealing.publish = _die_before_the_name
-            try:
-                answer = sealing.perform(source)
-            finally:
-                sealing.publish = publish
+        # the medium is in memory: its records are copied for the work
+        source = io.BytesIO(job.input())
+        publish = sealing.publish
+        if self._end == "temporary":
+            sealing.publish = _die_before_the_name
+        try:
+            answer = sealing.perform(source)
+        finally:
+            sealing.publish = publish
         if self._end == "renamed":
             raise OSError("died before it answered")
         return answer
-
-    def _on_files(self, job: bytes, scratch: Path) -> bytes:
-        """The same job on copies of the segments, since the medium is in memory."""
-        head, _, rest = job.partition(b"\n")
-        row = json.loads(head)
-        if "segments" in row:
-            places = rest[: row["bytes"]]
-            used = {int.from_bytes(places[i : i + 8], "big") >> PLACE_BITS for i in range(0, len(places), 8)}
-            pieces = self._process.watched.disk.pieces
-            row["segments"] = {}
-            for number in used:
-                path = scratch / f"{number}.log"
-                path.write_bytes(pieces[number].data)
-                row["segments"][number] = str(path)
-        return json.dumps(row).encode() + b"\n" + rest
 
 
 def _die_before_the_name(temporary: Path, target: Path, owner: int) -> None:
@@ -292,11 +274,11 @@ def run(seed: int, steps: int = STEPS) -> World:
 @contextmanager
 def small() -> Iterator[None]:
     """Let small runs see what is meant for large ones: merges of few files, short blocks (uncompiled only)."""
-    before = (store_history.MERGE_FILES, core_stream.BLOCK_RECORDS)
-    store_history.MERGE_FILES = 2  # type: ignore[misc]
+    before = (history.MERGE_FILES, core_stream.BLOCK_RECORDS)
+    history.MERGE_FILES = 2  # type: ignore[misc]
     if not _compiled.compiled:
         core_stream.BLOCK_RECORDS = 4  # type: ignore[misc]
     try:
         yield
     finally:
-        store_history.MERGE_FILES, core_stream.BLOCK_RECORDS = before  # type: ignore[misc]
+        history.MERGE_FILES, core_stream.BLOCK_RECORDS = before  # type: ignore[misc]

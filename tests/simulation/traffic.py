@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rookery import errors, properties
+from rookery import errors
+from rookery.core import publishing
 from rookery.core.consumers import Credit, Mailbox, Subscription
+from rookery.core.publishing import Publish
+from rookery.format import properties
 from tests.simulation import known
 from tests.simulation.accounts import Account, Consumer, Copy, Pool, Record, Violation
 from tests.simulation.world import Hand, Peer
@@ -82,13 +85,19 @@ class Draft:
         """The error that publishing it by itself must meet."""
         limits = world.plan.limits
         size = len(self.body) + len(self.props)
+        overhead = 200
         if self.exchange and self.exchange not in world.ledger.topology.hubs:
             return errors.ExchangeNotFound
         if size > int(str(limits.get("message_bytes_max", 1 << 40))):
             return errors.MessageTooLarge
-        if world.ledger.memory_bytes + size > int(str(limits.get("memory_bytes_max", 1 << 40))):
+        if world.ledger.memory_bytes + size + overhead > int(str(limits.get("memory_bytes_max", 1 << 40))):
             return errors.MemoryLimitExceeded
         return world.refusal if self.persistent else None
+
+    def rejecting(self, world: World) -> list[Account]:
+        """The queues that must reject it."""
+        names = world.ledger.reach(self.exchange, self.key, self.headers)
+        return [world.ledger.accounts[name] for name in names if world.ledger.accounts[name].rejects([len(self.body)])]
 
     def __str__(self) -> str:
         words = [f"{self.body.rstrip(b'.').decode()}({len(self.body)}B) to {self.exchange!r}/{self.key}"]
@@ -148,29 +157,34 @@ def publish_once(world: World) -> None:
         wrong = (error,)
     elif error is not None and not certain:
         return
-    result = world.call(
-        lambda: world.shard.publish_once(
-            world.tenant,
-            draft.exchange,
-            draft.key,
-            dedup_key,
-            draft.props,
-            draft.body,
-            draft.priority,
-            draft.expires_ms,
-            draft.due_ms,
-            draft.persistent,
-        ),
-        wrong,
+    rejecting = [] if wrong or first else draft.rejecting(world)
+    if rejecting and not certain:
+        return
+    p = Publish(
+        draft.exchange,
+        draft.key,
+        draft.props,
+        draft.body,
+        draft.priority,
+        draft.expires_ms,
+        draft.due_ms,
+        draft.persistent,
+        dedup_key,
     )
+    number = int(world.shard.last_id) + 1
+    result = world.call(
+        lambda: publishing.publish(world.shard, world.tenant, p), (errors.QueueFull,) if rejecting else wrong
+    )
+    if rejecting:
+        world.ledger.rejected(draft.copy(number), rejecting)
     if result is not None:
-        number, reached, repeat = result
+        number, repeat = result
         if repeat != bool(first) and (certain or repeat):
             raise Violation("7 dedup", f"key {place} is known as {first}, the core says repeat={repeat}")
         if repeat:
             if number != first:
                 raise Violation("7 dedup", f"key {place} stands for {number}, not {first}")
-        elif check_reached(world, draft.copy(number), draft.due_ms, reached):
+        elif world.ledger.published(draft.copy(number), draft.due_ms, refusing=False)[0]:
             remember(world, draft, dedup_key, number)
     world.done()
 

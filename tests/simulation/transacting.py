@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rookery import errors
-from rookery.core.transactions import Publish, Settle, apply
+from rookery.core.publishing import Publish
+from rookery.core.transactions import Settle, apply
 from tests.simulation import known
 from tests.simulation.accounts import Violation
 from tests.simulation.traffic import OUTCOMES, Draft, remember
@@ -98,18 +99,18 @@ def _error(world: World, operations: list[Operation]) -> Wrong:
             if not hand.live or id(hand.lease) in world.ledger.orphans or any(h.lease is hand.lease for h in settled):
                 return (errors.LeaseLost,)
             settled.append(hand)
-        elif operation in fresh:
-            draft = operation.draft
-            if len(draft.body) + len(draft.props) > int(str(world.plan.limits.get("message_bytes_max", 1 << 40))):
-                return (errors.MessageTooLarge,)
-            if draft.exchange and draft.exchange not in world.ledger.topology.hubs:
-                return (errors.ExchangeNotFound,)
-            if operation.mandatory and not world.ledger.reach(draft.exchange, draft.key, draft.headers):
-                return (errors.Unroutable,)
+    for operation in fresh:
+        draft = operation.draft
+        if draft.exchange and draft.exchange not in world.ledger.topology.hubs:
+            return (errors.ExchangeNotFound,)
+        if operation.mandatory and not world.ledger.reach(draft.exchange, draft.key, draft.headers):
+            return (errors.Unroutable,)
+        if len(draft.body) + len(draft.props) > int(str(world.plan.limits.get("message_bytes_max", 1 << 40))):
+            return (errors.MessageTooLarge,)
     memory = sum(len(s.draft.body) + len(s.draft.props) + 200 for s in fresh)
     if memory and world.ledger.memory_bytes + memory > int(str(world.plan.limits.get("memory_bytes_max", 1 << 40))):
         return (errors.MemoryLimitExceeded,)
-    if memory and world.refusal is not None:
+    if world.refusal is not None and any(sending.draft.persistent for sending in fresh):
         return (world.refusal,)
     return (errors.QueueFull,) if _overfills(world, fresh) else ()
 
@@ -120,13 +121,7 @@ def _overfills(world: World, sendings: list[Sending]) -> bool:
         draft = sending.draft
         for name in world.ledger.reach(draft.exchange, draft.key, draft.headers):
             adds.setdefault(name, []).append(len(draft.body))
-    for name, sizes in adds.items():
-        account = world.ledger.accounts[name]
-        waiting = account.waiting()
-        total = sum(len(r.copy.body) for r in waiting) + sum(sizes)
-        if account.terms.overflow.startswith("reject") and not account.fits(len(waiting) + len(sizes), total):
-            return True
-    return False
+    return any(world.ledger.accounts[name].rejects(sizes) for name, sizes in adds.items())
 
 
 def _forgettable(world: World, operations: list[Operation]) -> bool:

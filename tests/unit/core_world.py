@@ -7,19 +7,28 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rookery.clock import ManualClock
+from rookery.core import publishing
 from rookery.core.consumers import KEY_HASH, Mailbox, Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.feeds import Feed
+from rookery.core.publishing import Publish
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
-from rookery.model import DEAD, Message
-from rookery.properties import EMPTY, Properties, encode
+from rookery.format.model import DEAD, Message
+from rookery.format.properties import EMPTY, Properties, encode
 
 LEASE_MS = 30_000
 
 BROKEN_HEADERS = b"\x20\x00" + b"\x00\x00\x00\x03" + b"\x01a?"
 """A property list whose headers are framed well and cannot be read: no field has the type `?`."""
+
+
+def publish_once(
+    shard: Shard, tenant: Tenant, exchange: str, key: str, dedup_key: str, props: bytes, body: bytes
+) -> tuple[int, bool]:
+    """Publish with a dedup key: the number of its message, and whether it is a repeat."""
+    return publishing.publish(shard, tenant, Publish(exchange, key, props, body, dedup_key=dedup_key))
 
 
 class World:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.archive import DECODING_MAX, DECODING_TENANT_MAX, WAITING_MAX, Done, _Decoding
 from rookery.errors import LimitExceeded
+from rookery.server.archive import DECODING_MAX, DECODING_TENANT_MAX, WAITING_MAX, Done, _Decoding
 
 BYTES_MAX = 1_000
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rookery import Broker
+from rookery.care.backup import backup
+from rookery.care.repair import inspect, repair
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.store import segments
-from rookery.store.backup import backup
-from rookery.store.repair import inspect, repair
 from rookery.store.segments import Segments
 from tests.contract.journal_world import FileSite, World, batches, picture
 

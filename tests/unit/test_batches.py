@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rookery.core.transactions import Batch, publish_batch
+from rookery.core.publishing import Batch, publish_batch
 from rookery.embed.messages import Message, pack_batch
 from rookery.errors import EmptyBody, InvalidType, MemoryLimitExceeded, MessageTooLarge, QueueFull
-from rookery.properties import EMPTY, Properties, encode
+from rookery.format.properties import EMPTY, Properties, encode
 from tests.unit.core_world import World, a_world, waiting
 
 world = pytest.fixture(a_world, name="world")
@@ -19,9 +19,10 @@ BODIES = [b"a", b"b", b"c"]
 
 
 def publish(world: World, bodies: list[bytes], key: str = "jobs", exchange: str = "", props: bytes = EMPTY) -> int:
-    first = publish_batch(world.shard, world.tenant, Batch(exchange, key, props, bodies, 0))
+    numbers = publish_batch(world.shard, world.tenant, Batch(exchange, key, props, bodies, 0))
     world.shard.flush()
-    return first
+    assert len(numbers) == len(bodies)
+    return numbers[0]
 
 
 def test_messages_are_numbered_on_from_the_first(world: World) -> None:

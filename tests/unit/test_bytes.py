@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mypy_extensions import i16, i32, i64, u8
 
-from rookery import _bytes, _bytes_fallback, _compiled, properties
+from rookery import _compiled
+from rookery.format import bytes as _bytes
+from rookery.format import bytes_fallback as _bytes_fallback
+from rookery.format import properties
 
 librt_strings = pytest.importorskip("librt.strings")
 librt_vecs = pytest.importorskip("librt.vecs")
@@ -39,12 +42,12 @@ def test_the_package_uses_librt_where_it_is_installed() -> None:
     assert _bytes.vec is librt_vecs.vec
 
 
-@pytest.mark.skipif(_compiled.report()["rookery.properties"], reason="compiled modules need librt itself")
+@pytest.mark.skipif(_compiled.report()["rookery.format.properties"], reason="compiled modules need librt itself")
 def test_the_package_works_without_librt() -> None:
     program = (
         "import sys; sys.modules['librt'] = sys.modules['librt.strings'] = sys.modules['librt.vecs'] = None\n"
-        "from rookery import _bytes, _bytes_fallback, properties as p\n"
-        "assert _bytes.BytesWriter is _bytes_fallback.BytesWriter\n"
+        "from rookery.format import bytes as b, bytes_fallback, properties as p\n"
+        "assert b.BytesWriter is bytes_fallback.BytesWriter\n"
         "wire = p.encode(p.Properties(priority=3, headers={'a': [1, 2**40, None, 1.5, 'x', b'y']}, timestamp=2**63))\n"
         "assert p.encode(p.decode(wire)) == wire\n"
         "print(p.with_headers(wire, {'b': True}).hex())\n"

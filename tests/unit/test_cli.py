@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from rookery import Broker, __version__, _compiled
 from rookery.cli import app
-from rookery.config import SETTINGS
+from rookery.config.settings import SETTINGS
 
 
 @pytest.fixture
@@ -65,6 +65,8 @@ def test_doctor_shows_settings_and_their_sources(here: Path) -> None:
     assert "very-secret" not in result.output
     for module, is_compiled in _compiled.report().items():
         assert ("compiled" in lines[module].split()) == is_compiled
+    assert f"The hot modules are {_compiled.speed()}." in result.output
+    assert json.loads(run("doctor", "--json").output)["speed"] == _compiled.speed()
 
 
 def test_doctor_finds_a_data_directory_that_cannot_be_written(here: Path) -> None:
@@ -231,5 +233,5 @@ def test_doctor_as_json(here: Path) -> None:
 def test_help_needs_no_server() -> None:
     program = "import sys; from rookery.cli import app; print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    for late in ("rookery.server", "rookery.wire.amqp", "uvloop", "structlog"):
+    for late in ("rookery.server.process", "rookery.wire.amqp.connection", "uvloop", "structlog"):
         assert f"'{late}'" not in modules

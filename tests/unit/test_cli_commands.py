@@ -102,7 +102,7 @@ def test_help_and_completion_import_no_family() -> None:
         assert "rookery.cli.families" in modules
         for late in (
             "rookery.embed",
-            "rookery.config",
+            "rookery.config.settings",
             "rookery.client",
             "rookery.cli.queues",
             "rich.table",

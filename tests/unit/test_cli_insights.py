@@ -13,9 +13,10 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from rookery.cli import insights
+from rookery.core.snapshots import COUNTERS
 from rookery.errors import NotFound
-from rookery.pipelines.builtin.events import COUNTERS, GAUGES
-from rookery.store.insights import BUILTIN
+from rookery.lake.insights import BUILTIN
+from rookery.pipelines.builtin.events import GAUGES
 
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 DAY = HOUR.replace(hour=0)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import rookery
 from rookery.cli import app
 from rookery.cli.pipelines import news
-from rookery.store.pipelines import LastError, Place, Progress, Status
+from rookery.lake.pipelines import LastError, Place, Progress, Status
 
 GOOD = "source: {stream: a}\nsink: {stream: b}\n"
 
@@ -92,7 +92,8 @@ def test_a_line_for_each_batch() -> None:
 
 def test_the_broker_and_the_command_line_never_import_spark() -> None:
     program = (
-        "import sys, rookery.server, rookery.cli.pipelines, rookery.pipelines.spec, rookery.pipelines.supervisor\n"
+        "import sys, rookery.server.process, rookery.cli.pipelines\n"
+        "import rookery.pipelines.spec, rookery.pipelines.supervisor\n"
         "print([name for name in ('pyspark', 'deltalake', 'pandas') if name in sys.modules])"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(rookery.__file__).parents[1])}

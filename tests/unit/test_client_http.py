@@ -8,7 +8,8 @@ from rookery import errors
 from rookery.client import RetryPolicy
 from rookery.client.address import Address, addresses
 from rookery.client.answers import KINDS, error_of, is_passing
-from rookery.client.http import HEAD_MAX_BYTES, BrokenAnswer, Incoming, Request, part, target_of
+from rookery.client.http import Request, part, target_of
+from rookery.wire.http.answers import HEAD_MAX_BYTES, BrokenAnswer, Incoming
 
 HERE = Address("localhost", 8080)
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery._bytes import BytesWriter
 from rookery.errors import InvalidArgument
-from rookery.model import Message, Route
-from rookery.properties import Properties, encode
-from rookery.store import records
-from rookery.store.columns import check_columns
+from rookery.format import records
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import Message, Route
+from rookery.format.properties import Properties, encode
+from rookery.sealed.columns import check_columns
 
 pytest.importorskip("pyarrow")
 
-from rookery.store import arrow
-from rookery.store.schema import SCHEMA, SEALED_SCHEMA
+from rookery.sealed import arrow
+from rookery.sealed.schema import SCHEMA, SEALED_SCHEMA
 
 TEXT = st.text(st.characters(categories=("L", "M", "N", "P", "S")) | st.just(" "), max_size=30)
 VALUES = st.one_of(TEXT, st.binary(max_size=9), st.booleans(), st.integers(-(1 << 40), 1 << 40), st.none())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rookery import properties
+from rookery.core import publishing
 from rookery.core.dead_letters import DEPTH_MAX, bury_new, move, redrive, revive_to_topic
 from rookery.core.entries import Entry
 from rookery.core.queue import Queue
 from rookery.errors import InvalidArgument, QueueNotFound
-from rookery.model import DEAD, Message
-from rookery.properties import Properties, encode
+from rookery.format import properties
+from rookery.format.model import DEAD, Message
+from rookery.format.properties import Properties, encode
 from tests.unit.core_world import BROKEN_HEADERS, World, a_world, bodies, waiting
 
 world = pytest.fixture(a_world, name="world")
@@ -307,8 +308,12 @@ def test_a_chain_of_full_queues_ends(world: World) -> None:
 def test_a_publisher_may_bury_a_message_itself(world: World) -> None:
     graves, copies = world.queue("graves"), world.queue("copies")
     way = world.tenant.way(world.tenant.exchange("amq.topic"), "orders.new")
-    message = world.shard.message(world.tenant, way, properties.EMPTY, b"x", 0, 0, 0)
-    bury_new(world.tenant, [graves, copies], "orders", message, "validation error")
+    message = publishing.new_message(world.shard, world.tenant, way, properties.EMPTY, b"x", 0, 0, 0)
+    for target in (graves, copies):
+        world.tenant.bind("amq.fanout", target, "")
+    bury_new(
+        world.tenant, world.tenant.way(world.tenant.exchange("amq.fanout"), ""), "orders", message, "validation error"
+    )
     (letter,) = letters(graves)
     assert letters(copies) == [letter]
     death = letter.route.deaths[0]

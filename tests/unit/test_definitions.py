@@ -31,7 +31,7 @@ from rookery.errors import (
     QueueNotFound,
     RookeryError,
 )
-from rookery.properties import EMPTY, Timestamp
+from rookery.format.properties import EMPTY, Timestamp
 from tests.unit.core_world import World, a_world, waiting
 
 world = pytest.fixture(a_world, name="world")

@@ -256,6 +256,12 @@ async def state(things: Things) -> str:
     for stats in metrics["queues"].values():
         del stats["oldest_age_ms"]
     metrics["tenant"].pop("refused")
+    for stats in metrics["exchanges"].values():
+        # a mandatory message that nobody gets is counted, and nothing else
+        unroutable = stats.pop("unroutable")
+        stats["published"] -= unroutable
+        metrics["tenant"]["published"] -= unroutable
+        del stats["bytes"]
     peeks = {name: [str(m) for m in await (await broker.queue(name)).peek(9)] for name in await broker.queues()}
     return json.dumps([await broker.export_definitions(), metrics, peeks, things.delivery.live], sort_keys=True)
 

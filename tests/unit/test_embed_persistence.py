@@ -21,8 +21,11 @@ import pytest
 import rookery
 from rookery import errors
 from rookery.core.keeping import KEEP_MS
-from rookery.embed import Message, engine
-from rookery.store import compression
+from rookery.embed import Message
+from rookery.embed.aio import broker as aio_broker
+from rookery.embed.blocking import broker as blocking_broker
+from rookery.engine import engine
+from rookery.format import compression
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
 from tests.contract.faces import FACES, Face, faced
@@ -406,7 +409,8 @@ async def test_compacting_after_a_restart_loses_nothing(
 ) -> None:
     """Messages in every state, restored and written again, outlive the segments they stood in."""
     monkeypatch.setattr(engine, "Journal", functools.partial(Journal, segment_bytes=4_096))
-    monkeypatch.setattr(engine, "FileMedium", functools.partial(FileMedium, segment_bytes=0, reserve_bytes=0))
+    for module in (aio_broker, blocking_broker):
+        monkeypatch.setattr(module, "FileMedium", functools.partial(FileMedium, segment_bytes=0, reserve_bytes=0))
     settings: dict[str, Any] = {"page_bytes": page_bytes, "sync": "os"}
     broker = opened(face, tmp_path, **settings)
     names = ("line", "late", "brief", "urgent", "grouped", "pins", "churn")

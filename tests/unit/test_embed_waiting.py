@@ -16,7 +16,7 @@ import rookery
 from rookery import errors
 from rookery.clock import ManualClock
 from rookery.embed import Message
-from rookery.embed.workers import AsyncSignal, Signal
+from rookery.engine.workers import AsyncSignal, Signal
 from tests.contract.faces import ALL_FACES, Face, counts, embedded_only, faced, until
 
 face = pytest.fixture(faced, params=ALL_FACES)

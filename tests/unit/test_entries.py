@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.core.entries import GONE, Entry, Level
-from rookery.model import Message, Route
+from rookery.format.model import Message, Route
 
 
 def entry(seq: int) -> Entry:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rookery import properties
 from rookery.core.events import STREAM, SYSTEM
+from rookery.format import properties
 from tests.unit.core_world import World, a_world
 
 world = pytest.fixture(a_world, name="world")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rookery.core.consumers import Mailbox, key_hash
 from rookery.core.entries import Lease
 from rookery.core.queue import Queue
-from rookery.model import PRIORITY_MIN
+from rookery.format.model import PRIORITY_MIN
 from tests.unit.core_world import BROKEN_HEADERS, World, a_world, bodies, waiting
 
 world = pytest.fixture(a_world, name="world")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.core.index import SLACK, Heap
-from rookery.model import NEVER
+from rookery.format.model import NEVER
 
 keys = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 8)
 

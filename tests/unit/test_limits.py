@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rookery.limits import (
+from rookery.server.limits import (
     ADDRESS_FACTOR,
     TRACKED_MAX,
     WINDOW_MS,

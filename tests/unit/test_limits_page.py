@@ -14,7 +14,13 @@ import rookery.webhooks
 import rookery.wire
 from rookery.core.topology import LIMITS, Limits
 
-SINGLE = ("rookery.archive", "rookery.fieldtables", "rookery.log_writer", "rookery.logins", "rookery.properties")
+SINGLE = (
+    "rookery.server.archive",
+    "rookery.format.fieldtables",
+    "rookery.server.log_writer",
+    "rookery.server.logins",
+    "rookery.format.properties",
+)
 SOURCE = Path(rookery.core.__path__[0]).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -27,32 +33,30 @@ ELSEWHERE = {
     "core.access.PASSWORDS_CACHED_MAX": "a cache of the server",
     "core.dedup.KEYS_MAX": "the default of dedup_keys_max",
     "core.events.NOTES_MAX": "events that wait within one second",
-    "wire.amqp_channel.LAPSED_MAX": "delivery tags of a channel",
+    "wire.amqp.channel.LAPSED_MAX": "delivery tags of a channel",
     "core.automata.CHARACTERS_MAX": "a cache of a pattern",
     "core.definitions.ARGUMENTS_DEPTH_MAX": "how deep one thing nests",
+    "core.queue_settings.COUNT_MAX": "the largest value of a setting",
     "core.automata.EDGES_MAX": "a cache of a pattern",
     "core.pattern_syntax.CHARS_MAX": "a size",
-    "properties.BYTES_MAX": "a size",
+    "format.properties.BYTES_MAX": "a size",
     "core.automata.WORK_MAX": "follows from STATES_MAX",
     "core.pattern_syntax._COUNT_MAX": "a repeat that stands for no limit",
     "core.patterns._LITERALS_MAX": "how many texts are compared before an automaton is cheaper",
-    "properties.SOUND_MAX": "a cache of the server",
-    "wire.api_bodies.TYPES_MAX": "a cache of the server",
-    "wire.api_replay.SHOWN_MAX": "as in api_letters",
-    "wire.api_replay.PACKED_MAX": "as in api_letters",
-    "wire.http.PARTS_MAX": "pieces of one body that are kept apart",
-    "wire.http.HEADERS_MAX": "headers of one request",
-    "wire.http_auth.LIMITED_MAX": "a cache of the server",
-    "wire.http_heads.HEADS_MAX": "a cache of the server",
-    "wire.http_routes.REQUEST_ID_MAX": "a size",
-    "wire.line.WAYS_MAX": "a cache of a connection",
-    "wire.push_socket.ANSWERS_MAX": "answers of a connection that wait",
-    "wire.rest_handles.TYPES_MAX": "a cache of the server",
+    "format.properties.SOUND_MAX": "a cache of the server",
+    "format.properties.TYPES_MAX": "a cache of the server",
+    "wire.http.connection.PARTS_MAX": "pieces of one body that are kept apart",
+    "wire.http.connection.HEADERS_MAX": "headers of one request",
+    "wire.http.auth.LIMITED_MAX": "a cache of the server",
+    "wire.http.heads.HEADS_MAX": "a cache of the server",
+    "wire.http.routes.REQUEST_ID_MAX": "a size",
+    "wire.line.connection.WAYS_MAX": "a cache of a connection",
+    "wire.push.socket.ANSWERS_MAX": "answers of a connection that wait",
     "wire.websocket.PARTS_MAX": "parts of one message",
     "webhooks.calls.REDIRECTS_MAX": "redirects of one call",
     "webhooks.dispatcher.CALLS_MAX": "the default of ROOKERY_WEBHOOK_CALLS_MAX",
     "webhooks.dispatcher.FAILURES_MAX": "failures in a row of one webhook",
-    "webhooks.network.HEADERS_MAX": "headers of one answer",
+    "wire.http.answers.HEADERS_MAX": "headers of one answer",
     "webhooks.dispatcher.LOG_MAX": "calls of a webhook that are shown",
 }
 """What is no collection of a tenant, and why."""
@@ -63,7 +67,10 @@ def constants() -> dict[str, int]:
     found: dict[str, int] = {}
     packages = (rookery.core, rookery.wire, rookery.webhooks)
     names = [
-        f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)
+        each.name
+        for package in packages
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        if not each.ispkg
     ]
     for name in [*names, *SINGLE]:
         text = (SOURCE / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")

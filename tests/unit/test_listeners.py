@@ -18,26 +18,23 @@ from typing import Any, ClassVar
 import pytest
 import trustme
 
-from rookery.listeners import Attendance, Listener
-from rookery.logs import make_log
-from rookery.server import loop_factory
-from rookery.tls import Certificates, ClientCertificates, TlsFiles
-from rookery.wire.turn import Face, Peer
+from rookery.clock import ManualClock
+from rookery.server.listeners import Attendance, Listener
+from rookery.server.logs import make_log
+from rookery.server.process import loop_factory
+from rookery.server.tls import Certificates, ClientCertificates, TlsFiles
+from rookery.wire.turn import Face, Peer, Turn
+from tests.wire.amqp_peer import Driver
 
 FROM_AFAR = b"PROXY TCP4 192.0.2.7 198.51.100.1 40000 5672\r\n"
 
 
 class WhoFace(Face):
     def __init__(self) -> None:
-        super().__init__()
-        self.connections: set[WhoConnection] = set()
+        super().__init__("who", Turn(Driver(ManualClock()), lambda: None))
 
     def connect(self) -> Peer:
         return WhoConnection(self)
-
-    def close_all(self, reason: str) -> None:
-        for connection in list(self.connections):
-            connection.transport.close()
 
 
 class WhoConnection(Peer):
@@ -48,10 +45,10 @@ class WhoConnection(Peer):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        if not self._face.admit(self, transport):
-            transport.abort()
-            return
-        self._face.connections.add(self)
+        self._face.add(self, transport)
+
+    def dismiss(self, why: int, reason: str) -> None:
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         for line in data.splitlines():
@@ -68,9 +65,7 @@ class WhoConnection(Peer):
         """See `pause_writing`."""
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self in self._face.connections:
-            self._face.connections.discard(self)
-            self._face.left(self)
+        self._face.remove(self)
 
 
 class World:

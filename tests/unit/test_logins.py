@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rookery import logins
-from rookery.logins import Logins
+from rookery.server import logins
+from rookery.server.logins import Logins
 
 
 class Turns:

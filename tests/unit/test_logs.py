@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookery import log_writer
-from rookery.log_writer import LogWriter
-from rookery.logs import LINE_MAX_CHARS, LibraryLog, LogOutput, make_log, render
+from rookery.server import log_writer
+from rookery.server.log_writer import LogWriter
+from rookery.server.logs import LINE_MAX_CHARS, LibraryLog, LogOutput, explained, make_log, render, render_readable
 
 
 class Hostile:
@@ -129,6 +129,41 @@ def test_every_value_becomes_one_bounded_line_of_json(event: str, fields: dict[s
     line.encode()  # all of it is UTF-8
 
 
+@settings(max_examples=150, deadline=None)
+@given(event=texts, fields=st.dictionaries(texts.filter(lambda name: name not in ("self", "event")), values))
+def test_in_development_every_value_becomes_bounded_text_that_steers_no_terminal(
+    event: str, fields: dict[str, object]
+) -> None:
+    text = render_readable(
+        {"event": event, "level": "warning", "timestamp": "2026-01-02T03:04:05Z", **resolved(fields)}
+    )
+    first, *below = text.split("\n")
+    assert all(line.isprintable() for line in (first, *below))
+    assert all(line.startswith("    ") for line in below)
+    assert len(text) < LINE_MAX_CHARS * 16
+    text.encode()
+
+
+def test_a_line_in_development_has_time_level_event_and_fields() -> None:
+    row = {"event": "request", "level": "info", "timestamp": "2026-01-02T03:04:05.678Z"}
+    fields = {"path": "/a", "user": "a b", "status": 500, "odd": "x\x1b[2J", "trace": "one\ntwo\x1b[2J\n"}
+    assert render_readable(row | fields) == (
+        '03:04:05 info     request path=/a user="a b" status=500 odd=x\\x1b[2J\n    trace:\n    one\n    two\\x1b[2J'
+    )
+    # programs wait for this one
+    assert json.loads(render_readable(row | {"event": "listening", "http": "a:1"}))["http"] == "a:1"
+
+
+def test_an_internal_error_is_explained_without_secrets() -> None:
+    error = RuntimeError("with sesame\nand more")
+    assert explained(error, ["sesame"]) == ("RuntimeError: with ***\\nand more", "RuntimeError: with ***\nand more\n")
+
+    class Mute(Exception):
+        __str__ = Hostile.__repr__
+
+    assert "Mute" in explained(Mute())[0]
+
+
 def test_what_cannot_be_shown_is_named() -> None:
     row = json.loads(render({"event": "e", "user": "caf\udce9", "body": b"\xff\x00", "big": 1 << 80, "bad": Hostile()}))
     assert row == {
@@ -147,10 +182,10 @@ def test_what_looks_like_a_secret_is_hidden() -> None:
     given = f"{key} {fixed} {token} {webhook}"
     long = "x" * 16_380 + fixed  # would be cut through
     row = {"event": given, "path": f"/keys/{key}/a", "names": {given: [given]}, "error": RuntimeError(given), "l": long}
-    line = render(row, [fixed])
-    for secret in (key.partition(".")[2], fixed, fixed[:10], token, token.partition(".")[2], webhook):
-        assert secret not in line
-    assert "/keys/AbCdEfGhI-_.***/a" in line
+    for line in (render(row, [fixed]), render_readable(row, [fixed])):
+        for secret in (key.partition(".")[2], fixed, fixed[:10], token, token.partition(".")[2], webhook):
+            assert secret not in line
+        assert "/keys/AbCdEfGhI-_.***/a" in line
     # what only looks a little like one is shown
     assert json.loads(render({"event": "rookery.events 127.0.0.1:5672"}))["event"] == "rookery.events 127.0.0.1:5672"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.model import MESSAGE_OVERHEAD_BYTES, Death, Message, MessageIds, Route
+from rookery.format.model import MESSAGE_OVERHEAD_BYTES, Death, Message, MessageIds, Route
 
 IDS = MessageIds(b"one secret")
 numbers = st.integers(0, (1 << 48) - 1)

@@ -88,20 +88,20 @@ def test_types_are_shipped() -> None:
 
 
 def test_report_names_each_hot_module_as_it_is_loaded() -> None:
-    import rookery.model
+    import rookery.format.model
 
-    from_library = rookery.model.__file__.endswith(tuple(EXTENSION_SUFFIXES))
+    from_library = rookery.format.model.__file__.endswith(tuple(EXTENSION_SUFFIXES))
     assert _compiled.report() == dict.fromkeys(_compiled.HOT_MODULES, from_library)
     assert _compiled.compiled is from_library
 
 
 def test_mypy_and_librt_are_the_same_for_build_run_and_development(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
-    import rookery_build
+    import rookery_compiler
 
     monkeypatch.delenv("ROOKERY_PURE", raising=False)
     monkeypatch.setenv("ROOKERY_REQUIRE_COMPILED", "1")
-    mypy, librt = rookery_build.compiler_requires()
+    mypy, librt = rookery_compiler.compiler_requires()
     assert mypy in PYPROJECT["project"]["optional-dependencies"]["dev"]
     assert any(dependency.startswith(librt) for dependency in PYPROJECT["project"]["dependencies"])
 
@@ -115,13 +115,13 @@ def test_mypy_is_not_asked_for_where_it_would_not_serve(
     setting: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
-    import rookery_build
+    import rookery_compiler
 
     for name in ("ROOKERY_PURE", "ROOKERY_REQUIRE_COMPILED"):
         monkeypatch.delenv(name, raising=False)
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
-    assert rookery_build.compiler_requires() == []
+    assert rookery_compiler.compiler_requires() == []
 
 
 def build_wheel(tmp_path: Path, **setting: str) -> Path:
@@ -130,7 +130,7 @@ def build_wheel(tmp_path: Path, **setting: str) -> Path:
     tree.mkdir()
     for name in ("src", "build_backend"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tree)
     kept = {k: v for k, v in os.environ.items() if k not in ("ROOKERY_PURE", "ROOKERY_REQUIRE_COMPILED", "PYTHONPATH")}
     command = [
@@ -155,7 +155,11 @@ def runs_compiled(wheel: Path, tmp_path: Path) -> bool:
     target = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
     subprocess.run(pip, check=True, capture_output=True)
-    program = "import rookery.model, rookery._compiled as c; print(c.__file__, rookery.model.__file__, c.compiled)"
+    program = (
+        "from rookery import _compiled as c\n"
+        "from rookery.format import model as m\n"
+        "print(c.__file__, m.__file__, c.compiled)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(target)}
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
@@ -199,6 +203,100 @@ def test_with_a_compiler_every_hot_module_and_the_library_they_share_are_install
     hot = {module.replace(".", "/") + suffix for module in _compiled.HOT_MODULES}
     assert libraries == hot | {f"rookery__mypyc{suffix}"}
     assert runs_compiled(wheel, tmp_path)
+
+
+# Stands for the C compiler, also as a linker: notes when it begins and ends, and refuses commands that match REFUSES.
+COMPILER = """#!/bin/sh
+echo begin >>"$NOTES"
+sleep 0.05
+echo end >>"$NOTES"
+case "$*" in $REFUSES) echo "refused" >&2; exit 1;; esac
+while [ "$1" != -o ]; do shift; done
+: >"$2"
+"""
+
+
+def build_small(tmp_path: Path, refuses: str, **setting: str) -> subprocess.CompletedProcess[str]:
+    """A wheel in `out` of a package with two hot modules, made by our setup.py, mypyc and a compiler of two lines."""
+    pytest.importorskip("mypyc")
+    package = tmp_path / "src" / "rookery"
+    package.mkdir(parents=True)
+    for name in ("setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "rookery"\nversion = "1"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+    )
+    (tmp_path / "setup.cfg").write_text("[build_ext]\nparallel = 2\n")
+    (package / "__init__.py").touch()
+    (package / "_compiled.py").write_text('HOT_MODULES = ("rookery.first", "rookery.second")\n')
+    (package / "first.py").write_text("def one() -> int:\n    return 1\n")
+    (package / "second.py").write_text(
+        "from rookery.first import one\n\n\ndef two() -> int:\n    return one() + one()\n"
+    )
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if k not in ("ROOKERY_PURE", "ROOKERY_REQUIRE_COMPILED", "PYTHONPATH")}
+    environment = {**kept, "CC": str(compiler), "NOTES": str(tmp_path / "notes"), "REFUSES": refuses, **setting}
+    command = [sys.executable, "setup.py", "bdist_wheel", "-d", "out"]
+    return subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+
+
+def libraries_in(folder: Path) -> set[str]:
+    (wheel,) = folder.glob("*.whl")
+    return {name.partition(".")[0] for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".pyd"))}
+
+
+needs_posix = pytest.mark.skipif(os.name == "nt", reason="a compiler is named by CC on POSIX only")
+
+
+@needs_posix
+def test_c_files_are_compiled_side_by_side_and_progress_is_shown(tmp_path: Path) -> None:
+    done = build_small(tmp_path, refuses="nothing of this name")
+    assert done.returncode == 0, done.stderr
+    assert libraries_in(tmp_path / "out") == {"rookery__mypyc", "rookery/first", "rookery/second"}
+    running = most = 0
+    for note in (tmp_path / "notes").read_text().split():
+        running += 1 if note == "begin" else -1
+        most = max(most, running)
+    assert most == 2
+    shown = [line for line in done.stdout.splitlines() if line.startswith("rookery: ")]
+    assert shown[0] == "rookery: translating 2 modules to C"
+    assert shown[1].endswith("2 at a time")
+    assert any(line.startswith("rookery: compiled 100 %") for line in shown)
+
+
+@needs_posix
+@pytest.mark.parametrize(
+    "refuses",
+    ["*rookery___second.c*", "*rookery/first.c*", "*-shared*rookery/second.*"],
+    ids=["a module", "a shim", "a link, after others"],
+)
+def test_one_c_file_that_fails_drops_all_compiled_modules(refuses: str, tmp_path: Path) -> None:
+    done = build_small(tmp_path, refuses)
+    assert done.returncode == 0, done.stderr
+    assert libraries_in(tmp_path / "out") == set()
+    assert "installed WITHOUT its compiled modules: the C compiler failed" in done.stderr
+
+
+@needs_posix
+def test_one_c_file_that_fails_is_an_error_where_compilation_is_required(tmp_path: Path) -> None:
+    done = build_small(tmp_path, "*rookery___second.c*", ROOKERY_REQUIRE_COMPILED="1")
+    assert done.returncode != 0
+    assert "ROOKERY_REQUIRE_COMPILED=1, but the C compiler failed" in done.stderr
+    assert not list(tmp_path.glob("out/*.whl"))
+
+
+@needs_posix
+def test_an_interrupted_build_leaves_no_library_for_the_next(tmp_path: Path) -> None:
+    """setuptools takes a library that is newer than its sources for whole."""
+    assert build_small(tmp_path, "nothing of this name").returncode == 0
+    (half,) = (tmp_path / "build").glob("lib*/rookery__mypyc*")
+    half.write_text("half")
+    os.utime(half, (4e9, 4e9))
+    shutil.rmtree(tmp_path / "src")
+    assert build_small(tmp_path, "nothing of this name").returncode == 0
+    assert half.read_text() == ""
 
 
 def test_the_broker_alone_installs_nothing_large() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.core.paging import Page, Paged
-from rookery.model import NEVER
+from rookery.format.model import NEVER
 
 ENTRY = st.tuples(st.integers(0, 100), st.sampled_from([0, 0, 0, 50, 120]))
 

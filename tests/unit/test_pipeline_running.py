@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rookery.errors import InvalidArgument, NotFound, PipelineRunning
+from rookery.lake.pipelines import Place, Progress, Status, statuses
 from rookery.pipelines.cron import Cron
 from rookery.pipelines.jobs import PipelineJob
 from rookery.pipelines.runner import Runner, lag, progress, reason
 from rookery.pipelines.spec import load
-from rookery.store.pipelines import Place, Progress, Status, statuses
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_identity_is_kept_until_it_is_reset(tmp_path: Path) -> None:
 
 def test_only_one_runs_a_pipeline_and_its_death_sets_it_free(tmp_path: Path) -> None:
     program = (
-        "import sys; from rookery.store.pipelines import Place\n"
+        "import sys; from rookery.lake.pipelines import Place\n"
         f"with Place({str(tmp_path)!r}, 'p').lock():\n    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

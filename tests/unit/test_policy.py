@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.core.policy import FACES, SETTINGS, TIME_MAX_MS, Policy, QueueSettings, check_settings, effective
+from rookery.core.policy import FACES, SETTINGS, Policy, QueueSettings, check_settings, effective
+from rookery.core.queue_settings import TIME_MAX_MS
 from rookery.errors import InvalidArgument, InvalidType, LimitExceeded, NotFound, RookeryError
 from tests.unit.core_world import World, a_world, bodies, waiting
 

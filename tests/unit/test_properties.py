@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rookery import properties
 from rookery.errors import InvalidArgument
-from rookery.properties import EMPTY, Properties, Scan, Timestamp, decode, encode
+from rookery.format import properties
+from rookery.format.properties import EMPTY, Properties, Scan, Timestamp, decode, encode
 
 FULL = Properties(
     content_type="application/json",
@@ -294,7 +294,6 @@ def test_scan_and_accessors_agree_with_decode(original: Properties) -> None:
     priority = -1 if original.priority is None else original.priority
     expiration = -1 if original.expiration is None else int(original.expiration)
     assert (scan.delivery_mode, scan.priority, scan.expiration_ms) == (mode, priority, expiration)
-    assert scan.has_headers == (original.headers is not None)
     assert properties.delivery_mode(wire) == mode
     assert properties.priority(wire) == priority
     assert properties.expiration_ms(wire) == expiration

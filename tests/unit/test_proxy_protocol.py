@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.errors import InvalidArgument
-from rookery.proxy_protocol import HEADER_MAX_BYTES, LINE_MAX_BYTES, SIGNATURE, Reader, Source
+from rookery.server.proxy import HEADER_MAX_BYTES, LINE_MAX_BYTES, SIGNATURE, Reader, Source
 
 FOUR = bytes([192, 0, 2, 7]) + bytes([198, 51, 100, 1]) + struct.pack(">HH", 40_000, 5672)
 SIX = ipaddress.IPv6Address("2001:db8::7").packed * 2 + struct.pack(">HH", 40_000, 5672)

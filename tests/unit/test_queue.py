@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rookery.core.dead_letters import move
 from rookery.core.policy import Policy
 from rookery.core.queue import ACCEPTED, DISCARDED, REFUSED
-from rookery.model import PRIORITY_MAX, PRIORITY_MIN, Message, Route
+from rookery.format.model import PRIORITY_MAX, PRIORITY_MIN, Message, Route
 from tests.unit.core_world import World, a_world, bodies, waiting
 
 world = pytest.fixture(a_world, name="world")

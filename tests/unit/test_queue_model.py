@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rookery.core.entries import Lease
-from rookery.model import NEVER, PRIORITY_MAX, PRIORITY_MIN
+from rookery.format.model import NEVER, PRIORITY_MAX, PRIORITY_MIN
 from tests.unit.core_world import World
 
 COUNTS = (

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rookery._bytes import BytesWriter
 from rookery.errors import InvalidArgument
-from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN, Death, Message, Route
-from rookery.properties import Properties, decode, encode, readable
-from rookery.store import records
-from rookery.store.compression import packer
-from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
+from rookery.format import records
+from rookery.format.bytes import BytesWriter
+from rookery.format.compression import packer
+from rookery.format.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN, Death, Message, Route
+from rookery.format.properties import Properties, decode, encode, readable
+from rookery.format.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RETIRED, STATE, BatchHeader, Reader
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TIMES = st.integers(0, NEVER)

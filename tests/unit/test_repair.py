@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rookery import Broker, properties
+from rookery import Broker
+from rookery.care.repair import Report, inspect, repair
 from rookery.core import streams
 from rookery.errors import InvalidArgument, OffsetOutOfRange, StoreDamaged, StoreLocked
-from rookery.store.repair import Report, inspect, repair
+from rookery.format import properties
 from tests.contract.journal_world import FileSite, World, batches, picture
 
 

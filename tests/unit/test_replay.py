@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.pipelines.builtin import replay
-from rookery.store.schema import HEADERS
+from rookery.sealed.schema import HEADERS
 
 REPLAY = replay.Replay("r1", "stream", "orders", "", "queue", "again")
 HEADER = st.tuples(st.sampled_from(["kind", "", "x-replay-id", "x-original-offset"]), st.none() | st.binary(max_size=3))

@@ -17,7 +17,7 @@ from rookery.core import arguments, routing
 from rookery.core.bindings import Matcher
 from rookery.core.routing import matcher
 from rookery.errors import InvalidArgument
-from rookery.properties import Timestamp
+from rookery.format.properties import Timestamp
 
 KINDS = ["direct", "fanout", "topic", "headers", "consistent-hash"]
 

@@ -15,15 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from rookery.core.access import FULL, Access, Rights
 from rookery.core.policy import Policy
 from rookery.embed import AsyncBroker, Broker
 from rookery.errors import InvalidArgument, InvalidConfig
-from rookery.limits import is_local
-from rookery.listeners import address_of
-from rookery.logs import make_log
-from rookery.server import Server, announce_admin_key, attach, attach_thread, key_file
+from rookery.server import Server, attach, attach_thread
+from rookery.server.limits import is_local
+from rookery.server.listeners import address_of
+from rookery.server.logs import make_log
+from rookery.server.process import announce_admin_key, key_file
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,
     PROTOCOL,
@@ -31,6 +32,7 @@ from tests.wire.amqp_peer import (
     closed,
     deliveries,
     frames,
+    long,
     method,
     octet,
     open_vhost,
@@ -182,9 +184,8 @@ async def test_logins(start: Start, changes: dict[str, Any], user: str, password
 
 async def test_users_keys_and_tenants(start: Start) -> None:
     server = await start()
-    server.engine.begin()
-    server.engine.shard.create_tenant("shop")
-    server.engine.end()
+    with server.engine:
+        server.engine.shard.create_tenant("shop")
     server.access.set_user("ada", password="pw", tenants={"shop": FULL, "lab": FULL})
     key = server.access.create_key("shop", server.clock.wall_ms(), rights=Rights("", "^amq.default$", ""))
     kid, _, secret = key.text.partition(".")
@@ -219,11 +220,10 @@ async def test_connection_limit(start: Start) -> None:
 @pytest.mark.parametrize("own", [False, True], ids=["setting", "tenant's own limit"])
 async def test_connection_limit_of_a_tenant(start: Start, own: bool) -> None:
     server = await start(**({} if own else {"tenant_connections_max": 1}))
-    server.engine.begin()
-    if own:
-        server.engine.shard.tenants["default"].set_limits({"connections_max": 1})
-    server.engine.shard.create_tenant("shop")
-    server.engine.end()
+    with server.engine:
+        if own:
+            server.engine.shard.tenants["default"].set_limits({"connections_max": 1})
+        server.engine.shard.create_tenant("shop")
     server.access.set_user("ada", password="pw", tenants={"default": FULL, "shop": FULL})
     first = await (await Client.connect(server.addresses["amqp"])).opened()
     second = await Client.connect(server.addresses["amqp"])
@@ -234,6 +234,14 @@ async def test_connection_limit_of_a_tenant(start: Start, own: bool) -> None:
         client.close()
 
 
+async def test_a_new_secret_is_taken_at_the_connection_limit_of_a_tenant(start: Start) -> None:
+    server = await start(tenant_connections_max=1)
+    client = await (await Client.connect(server.addresses["amqp"])).opened()
+    client.writer.write(method(0, 10, 70, long(5) + b"guest" + short_string("rotated")))
+    await client.until(10, 71)
+    client.close()
+
+
 async def test_the_log_says_that_publishers_are_held_and_why(tmp_path: Path) -> None:
     text = io.StringIO()
     server = Server(settings(tmp_path, memory_max_bytes="1MiB"), log=make_log("info", text))
@@ -241,11 +249,10 @@ async def test_the_log_says_that_publishers_are_held_and_why(tmp_path: Path) -> 
     client = await (await Client.connect(server.addresses["amqp"])).opened()
     client.writer.write(DECLARE_Q)
     await client.until(50, 11)
-    server.engine.begin()
-    tenant = server.engine.shard.tenants["default"]
-    for _ in range(11):
-        server.engine.shard.publish(tenant, "", "q", b"\x00\x00", bytes(100_000))
-    server.engine.end()
+    with server.engine:
+        tenant = server.engine.shard.tenants["default"]
+        for _ in range(11):
+            server.engine.shard.publish(tenant, "", "q", b"\x00\x00", bytes(100_000))
     client.writer.write(DECLARE_Q)
     await client.until(50, 11)
     assert '"reason":"low on memory","event":"publishers_held"' in text.getvalue()
@@ -350,13 +357,12 @@ async def test_stored_patterns_that_are_refused_now_are_listed_at_start(
     """A data directory of a version that matched with `re`, served and opened by an embedded broker."""
     first = Server(settings(tmp_path, store_backend="journal"), log=make_log("critical", io.StringIO()))
     await first.start()
-    first.engine.begin()
-    first.engine.shard.tenant("default").set_policy(Policy("old", r"(a)\1", {"ttl_ms": 5}, stored=True))
-    issued = first.access.create_key("default", 1)
-    stored = json.loads(json.dumps(first.access.export()))
-    stored["keys"][-1]["rights"]["write"] = "(?>a)"
-    first.access.load(stored, stored=True)
-    first.engine.end()
+    with first.engine:
+        first.engine.shard.tenant("default").set_policy(Policy("old", r"(a)\1", {"ttl_ms": 5}, stored=True))
+        issued = first.access.create_key("default", 1)
+        stored = json.loads(json.dumps(first.access.export()))
+        stored["keys"][-1]["rights"]["write"] = "(?>a)"
+        first.access.load(stored, stored=True)
     await first.stop(0)
 
     text = io.StringIO()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rookery.config import SETTINGS
+from rookery.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ from rookery.errors import (
     MessageTooLarge,
     TenantNotFound,
 )
-from rookery.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN
-from rookery.properties import EMPTY
+from rookery.format.model import MESSAGE_OVERHEAD_BYTES, NEVER, PERSISTENT, PRIORITY_MAX, PRIORITY_MIN
+from rookery.format.properties import EMPTY
 from tests.unit.core_world import Recorder, World, a_world, bodies, waiting
 
 world = pytest.fixture(a_world, name="world")

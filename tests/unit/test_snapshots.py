@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rookery.core.snapshots import COUNTERS, dead_count, exchange_stats, queue_stats, tenant_stats
-from tests.unit.core_world import World, a_world
+from tests.unit.core_world import World, a_world, publish_once
 
 world = pytest.fixture(a_world, name="world")
 
@@ -148,7 +148,7 @@ def test_a_tenant(world: World) -> None:
     world.publish(b"12345", "", "amq.fanout")
     world.settle(world.one(one), "reject")
     for _ in range(2):
-        world.shard.publish_once(world.tenant, "", "two", "k", b"\0\0", b"1")
+        publish_once(world.shard, world.tenant, "", "two", "k", b"\0\0", b"1")
     world.mailbox(two, credit=1)
     stats = tenant_stats(world.tenant)
     totals = stats.pop("totals")

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rookery.errors import InvalidArgument
-from rookery.spark.options import sink_options, source_options
+from rookery.pipelines.spec import BROKER_OPTIONS, BROKER_TARGETS
+from rookery.spark.options import (
+    CONNECTION,
+    SINK,
+    SINK_OPTIONS,
+    SinkOption,
+    SinkOptions,
+    sink_options,
+    source_options,
+)
 
 HERE = {"endpoint": "http://localhost:8080"}
 ORDERS = {**HERE, "subscribe": "orders"}
@@ -166,3 +177,41 @@ def test_what_spark_hands_on_by_itself_is_no_option_of_ours() -> None:
     said = {"checkpointLocation": "/c", "queryName": "copy", "path": "/p"}
     assert sink_options({**HERE, **said, "topic": "out"}) == sink_options({**HERE, "topic": "out"})
     assert source_options({**ORDERS, **said}) == source_options(ORDERS)
+
+
+def test_the_table_of_sink_options_is_the_one_list() -> None:
+    found = sink_options({**HERE, "topic": "out"})
+    fields = {row.field: row.default for row in SINK_OPTIONS if row.kind != "target"}
+    assert {each.name for each in dataclasses.fields(SinkOptions)} == fields.keys() | {"connection", "target"}
+    assert {name: getattr(found, name) for name in fields} == fields
+    assert found == SinkOptions(found.connection, ("topic", "out"))
+    assert (*CONNECTION, *(row.name for row in SINK_OPTIONS)) == SINK
+    assert (*BROKER_TARGETS, *BROKER_OPTIONS) == tuple(row.name for row in SINK_OPTIONS if row.in_pipelines)
+
+
+@pytest.mark.parametrize("row", SINK_OPTIONS, ids=[row.name for row in SINK_OPTIONS])
+def test_a_sink_option_is_read_as_its_row_says(row: SinkOption) -> None:
+    beside = {"producerId": "p"} if row.name == "epoch" else {}
+    bad: list[object] = []
+    if row.kind == "target":
+        assert sink_options({**HERE, row.name: "out"}).target == (row.name, "out")
+        assert row.found_as
+    elif row.kind == "number":
+        for value in (row.smallest, row.largest):
+            assert getattr(sink_options({**HERE, **beside, row.name: str(value)}), row.field) == value
+        bad = [row.smallest - 1, row.largest + 1, "x"]
+    elif row.kind == "choice":
+        assert row.default == row.choices[0]
+        for choice in row.choices:
+            assert getattr(sink_options({**HERE, row.name: choice}), row.field) == choice
+        bad = ["no-such"]
+    elif row.kind == "flag":
+        assert getattr(sink_options({**HERE, row.name: "false"}), row.field) is False
+        bad = ["maybe"]
+    else:
+        assert getattr(sink_options({**HERE, row.name: "some"}), row.field) == "some"
+        bad = [" "]
+    for wrong in bad:
+        with pytest.raises(InvalidArgument) as refused:
+            sink_options({**HERE, **beside, row.name: str(wrong)})
+        assert refused.value.argument == row.name

@@ -13,8 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rookery.errors import InvalidArgument
+from rookery.sealed.schema import SCHEMA
 from rookery.spark.schema import arrow_schema, check_schema, conform, table_schema
-from rookery.store.schema import SCHEMA
 
 ROW: dict[str, Any] = {
     "tenant": "t",

@@ -20,13 +20,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rookery import properties
+from rookery.arrow import kinds as arrow_kinds
+from rookery.arrow import rows as arrow_rows
 from rookery.core.staging import DUE_HEADER, Row
 from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument, InvalidType
+from rookery.format import properties
 from rookery.spark.options import sink_options
 from rookery.spark.sink import COLUMNS, check_rows, pieces
-from rookery.store import arrow_kinds, arrow_rows
 
 HERE = {"endpoint": "http://localhost:8080"}
 TO_STREAM = sink_options({**HERE, "stream": "out"})

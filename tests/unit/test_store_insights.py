@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from rookery.errors import InvalidArgument, NotFound
-from rookery.store.insights import BUILTIN, gold_rows
+from rookery.lake.insights import BUILTIN, gold_rows
 
 NOON = datetime(2026, 9, 1, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

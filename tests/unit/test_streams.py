@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from rookery.core import retention, streams
 from rookery.core.groups import Group, delete_group, group_of
+from rookery.core.publishing import Publish
 from rookery.core.stream import BLOCK_RECORDS, Follower, Partition, Stream, partition_of
-from rookery.core.transactions import Publish, apply
+from rookery.core.transactions import apply
 from rookery.errors import (
     AlreadyExists,
     Conflict,

@@ -9,12 +9,12 @@ import pytest
 
 from rookery.core import definitions, keeping, streams
 from rookery.core.groups import group_of
+from rookery.core.publishing import Publish
 from rookery.core.shard import OPEN_TENANTS_MAX
 from rookery.core.staging import Row
-from rookery.core.transactions import Publish
 from rookery.errors import LimitExceeded, Locked, MemoryLimitExceeded
-from rookery.properties import EMPTY, Properties, encode
-from tests.unit.core_world import World, a_world
+from rookery.format.properties import EMPTY, Properties, encode
+from tests.unit.core_world import World, a_world, publish_once
 
 world = pytest.fixture(a_world, name="world")
 
@@ -144,7 +144,7 @@ def test_dedup_keys_are_counted_and_given_back(world: World) -> None:
     world.queue()
     dedup = world.tenant.dedup
     for i in range(10):
-        world.shard.publish_once(world.tenant, "", "jobs", f"k{i}", EMPTY, b"x")
+        publish_once(world.shard, world.tenant, "", "jobs", f"k{i}", EMPTY, b"x")
     assert dedup.bytes > 10 * 100
     world.tenant.delete_queue("jobs")
     assert len(dedup) == 0

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from rookery.errors import InvalidConfig
-from rookery.tls import Certificates, ClientCertificates, TlsFiles, name_in
+from rookery.server.tls import Certificates, ClientCertificates, TlsFiles, name_in
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from rookery.core.publishing import Publish
 from rookery.core.topology import Limits
-from rookery.core.transactions import TIMEOUT_MS, TOMBSTONES_MAX, Publish, Settle, Transaction
+from rookery.core.transactions import TIMEOUT_MS, TOMBSTONES_MAX, Settle, Transaction
 from rookery.errors import (
     ExchangeNotFound,
     InvalidArgument,
@@ -24,8 +25,8 @@ from rookery.errors import (
     TransactionTooLarge,
     Unroutable,
 )
-from rookery.properties import EMPTY
-from tests.unit.core_world import BROKEN_HEADERS, World, a_world, waiting
+from rookery.format.properties import EMPTY
+from tests.unit.core_world import BROKEN_HEADERS, World, a_world, publish_once, waiting
 
 world = pytest.fixture(a_world, name="world")
 
@@ -306,7 +307,7 @@ def test_keys_of_a_failed_commit_are_not_used_up(world: World) -> None:
     add(world, put(b"a", dedup_key="k"), put(b"x", "nowhere", mandatory=True))
     with pytest.raises(Unroutable):
         commit(world)
-    assert not world.shard.publish_once(world.tenant, "", "jobs", "k", EMPTY, b"a")[2]
+    assert not publish_once(world.shard, world.tenant, "", "jobs", "k", EMPTY, b"a")[1]
     assert queue.ready == 1
 
 

@@ -190,6 +190,7 @@ def test_deliveries_outside_of_a_turn_ask_for_one(broker: Broker) -> None:
     for _ in range(3):
         broker.driver.begin()
         broker.shard.publish(broker.tenant, "", "q", b"\x00\x00", b"from inside")
+        broker.shard.flush()
         broker.driver.end()
     assert broker.woken == 1
     assert peer.received() == b""
@@ -216,6 +217,25 @@ def test_connection_is_refused_when_the_face_says_so(broker: Broker) -> None:
     assert peer.transport.aborted
     peer.connection.connection_lost(None)
     assert not broker.face.connections
+
+
+def test_a_connection_is_gone_also_when_no_more_turns_are_taken(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a program closes its broker before what is attached to it."""
+    left: list[TurnPeer] = []
+    broker.face.left = left.append
+    peer = another(broker)
+
+    def over() -> None:
+        raise StoreFailed("it is over")
+
+    monkeypatch.setattr(broker.driver, "begin", over)
+    peer.connection.connection_lost(None)
+    assert not broker.face.connections
+    assert left == [peer.connection]
+    peer.connection.connection_lost(None)
+    assert len(left) == 1
 
 
 def test_close_all_tells_every_peer_and_waits_for_close_ok(broker: Broker) -> None:
@@ -309,17 +329,15 @@ def test_publishers_are_held_while_the_journal_is_behind(broker: Broker) -> None
     peer = another(broker)
     broker.shard.log.active = True
     peer.declare("q", bits=2)
-    broker.watching = 0
     persistent = b"\x10\x00\x02"
     peer.send(publish(1, "", "q", b"x" * 3_000_000, persistent) * 3)
     waiting, gone = Publisher(broker), Publisher(broker)
     broker.turn.wait_for_room(waiting)
     broker.turn.wait_for_room(gone)
     broker.turn.leave(gone)
-    assert broker.watching == 0
     broker.take_turn()
     assert broker.turn.held == BEHIND
-    assert broker.watching == 1
+    assert broker.turn.awaits_journal()
     broker.sync()
     assert broker.turn.held == FREE
     assert waiting.told == [BEHIND, FREE]

@@ -10,7 +10,7 @@ import pytest
 from rookery.core.queue import Queue
 from rookery.core.topology import WAYS_MAX
 from rookery.errors import InvalidArgument
-from rookery.properties import Properties, encode
+from rookery.format.properties import Properties, encode
 from tests.unit.core_world import BROKEN_HEADERS, World, a_world, waiting
 
 world = pytest.fixture(a_world, name="world")

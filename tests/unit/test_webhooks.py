@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rookery import properties, webhooks
+from rookery import webhooks
 from rookery.core.shard import Shard
 from rookery.core.webhooks import WEBHOOKS_MAX, Webhook
 from rookery.errors import AccessRefused, BadSignature, InvalidArgument, LimitExceeded, NotFound
-from rookery.properties import Properties
+from rookery.format import properties
+from rookery.format.properties import Properties
 from rookery.webhooks.addresses import Guard
 from rookery.webhooks.calls import Outgoing, _wait_ms, request
 

@@ -1,6 +1,6 @@
 """A scripted AMQP peer for tests: its own encoder and decoder of frames, a transport that only records, a manual clock.
 
-Nothing here uses `rookery.wire.amqp_codec`, so a mistake there is not repeated on this side.
+Nothing here uses `rookery.wire.amqp.codec`, so a mistake there is not repeated on this side.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rookery.clock import ManualClock
 from rookery.core.access import FULL, Principal, Rights
 from rookery.core.shard import Shard
 from rookery.errors import AccessRefused
-from rookery.wire.amqp import AmqpConnection, AmqpFace
+from rookery.wire.amqp.connection import AmqpConnection, AmqpFace
 from rookery.wire.turn import Turn
 
 PROTOCOL = b"AMQP\x00\x00\x09\x01"
@@ -192,7 +192,6 @@ class Driver:
 
     def end(self) -> None:
         self.turns += 1
-        self.shard.flush()
 
 
 class Broker:
@@ -204,11 +203,10 @@ class Broker:
         self.shard = self.driver.shard
         self.users: dict[str, tuple[str, Rights]] = {"guest": ("guest", FULL)}
         self.woken = 0
-        self.watching = 0
         self.slow_logins: list[tuple[AmqpConnection, bool]] | None = None
         self.log: list[tuple[str, str]] = []
         numbers = itertools.count(1)
-        self.turn = Turn(self.driver, self._wake, self._watch)
+        self.turn = Turn(self.driver, self._wake)
         self.face = AmqpFace(self.turn, self._login, self._enter, lambda: f"random{next(numbers)}")
         self.face.log = lambda event, _peer, reason: self.log.append((event, reason))
         self.driver.begin()
@@ -218,18 +216,17 @@ class Broker:
     def _wake(self) -> None:
         self.woken += 1
 
-    def _watch(self) -> None:
-        self.watching += 1
-
     def sync(self) -> None:
         """The journal takes what there is, and has it."""
         log = self.shard.log
         log.open_segment(1)
         log.take_changes()
         log.take(1, 0)
-        log.written = log.durable = log.batch - 1
-        self.turn.watched()
-        self.take_turn()
+
+        def answered() -> None:
+            log.written = log.durable = log.batch - 1
+
+        self.take_turn(answered)
 
     def _login(self, connection: AmqpConnection, user: str, password: str) -> None:
         known = user in self.users and self.users[user][0] == password

@@ -1,4 +1,4 @@
-"""A process in place of `rookery.store.arrow_process` whose children do what the key of their job says."""
+"""A process in place of `rookery.arrow.process` whose children do what the key of their job says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import socket
 import time
 from pathlib import Path
 
-from rookery.properties import EMPTY
-from rookery.store.arrow_frames import HEAD, PART_ROWS, Done, Job, Part, frame, pack, read_job
-from rookery.store.arrow_process import limit, main
+from rookery.arrow.frames import HEAD, PART_ROWS, Done, Job, Part, frame, pack, read_job
+from rookery.arrow.process import limit, main
+from rookery.format.properties import EMPTY
 
 PART = Part(["k"], [EMPTY], [b"x"], [0], [0], [-1])
 

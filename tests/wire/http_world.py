@@ -15,9 +15,10 @@ from typing import Any, Self
 import httpx
 
 from rookery.clock import Clock
-from rookery.config import Settings
-from rookery.logs import make_log
-from rookery.server import Server
+from rookery.config.settings import Settings
+from rookery.server.logs import make_log
+from rookery.server.process import Server
+from tests.logged_secrets import check_log
 
 ADMIN = "supersecretkey"
 
@@ -38,6 +39,7 @@ class World:
         self.address = self.server.addresses["http"]
         self.port = int(self.address.rpartition(":")[2])
         self.base = f"http://{self.address}"
+        self._keys: list[str] = []
         self._clients: list[httpx.Client] = []
         self.client = self._client({})
         self.admin = self._client({"Authorization": f"Bearer {ADMIN}"})
@@ -74,7 +76,9 @@ class World:
         fresh = {"Connection": "close"}
         made = self.admin.post("/keys", json={"tenant": tenant, **more}, headers=fresh)
         assert made.status_code == 201, made.text
-        return str(made.json()["api_key"])
+        key = str(made.json()["api_key"])
+        self._keys.append(key)
+        return key
 
     def small(self, tenant: str) -> httpx.Client:
         """A client of the small queue API, with a key of its own."""
@@ -99,6 +103,7 @@ class World:
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+        check_log(self.log.getvalue(), {ADMIN, *(key.partition(".")[2] for key in self._keys)})
 
 
 class Raw:

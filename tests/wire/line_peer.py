@@ -8,7 +8,7 @@ from rookery.clock import ManualClock
 from rookery.core.access import FULL, Principal
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
-from rookery.wire.line import LineConnection, LineFace
+from rookery.wire.line.connection import LineConnection, LineFace
 from rookery.wire.turn import Turn
 from tests.wire.amqp_peer import Driver, Transport
 
@@ -46,9 +46,8 @@ class Broker:
         self.slow_logins: list[tuple[LineConnection, str, str]] | None = None
         self.timers: list[Timer] = []
         self.woken = 0
-        self.watching = 0
         self.log: list[tuple[str, str]] = []
-        self.turn = Turn(self.driver, self._wake, self._watch)
+        self.turn = Turn(self.driver, self._wake)
         self.face = LineFace(self.turn, lambda _: self.guest, self._login, self._later)
         self.face.log = lambda event, _peer, reason: self.log.append((event, reason))
         self.driver.begin()
@@ -57,9 +56,6 @@ class Broker:
 
     def _wake(self) -> None:
         self.woken += 1
-
-    def _watch(self) -> None:
-        self.watching += 1
 
     def _login(self, connection: LineConnection, user: str, password: str) -> None:
         if self.slow_logins is not None:
@@ -112,9 +108,11 @@ class Broker:
         log.open_segment(1)
         log.take_changes()
         log.take(1, 0)
-        log.written = log.durable = log.batch - 1
-        self.turn.watched()
-        self.take_turn()
+
+        def answered() -> None:
+            log.written = log.durable = log.batch - 1
+
+        self.take_turn(answered)
 
     def publish(self, queue: str, *bodies: bytes) -> None:
         """Messages from another face."""

@@ -1,7 +1,7 @@
 """Arbitrary property lists, legal and not, and what each face shows of them.
 
-Nothing here uses `rookery.fieldtables` or `rookery.properties`: encoder, checker and renderings are written again from
-`docs/properties.md`, so that a mistake in one is not repeated in the other.
+Nothing here uses `rookery.format.fieldtables` or `rookery.format.properties`: encoder, checker and renderings are
+written again from `docs/properties.md`, so that a mistake in one is not repeated in the other.
 """
 
 from __future__ import annotations

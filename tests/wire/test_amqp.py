@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rookery.core.access import Rights
 from rookery.errors import MemoryLimitExceeded, StoreFailed
-from rookery.properties import Properties, decode, encode
-from rookery.wire.amqp_channel import SPARSE_AT
+from rookery.format.properties import Properties, decode, encode
+from rookery.wire.amqp.channel import SPARSE_AT
 from tests.wire.amqp_peer import (
     HEARTBEAT,
     NO_ARGUMENTS,
@@ -628,7 +628,6 @@ def durable(broker: Broker) -> Peer:
     broker.shard.log.active = True
     peer = another(broker).confirm()
     peer.declare("q", bits=2)
-    broker.watching = 0
     return peer
 
 
@@ -643,13 +642,13 @@ def tags(received: list[Frame]) -> list[tuple[int, bool, bool]]:
 def test_persistent_messages_are_confirmed_when_they_are_durable(durable: Peer) -> None:
     broker = durable.broker
     assert durable.ask(publish(1, "", "q", b"1", PERSISTENT) * 2) == []
-    assert broker.watching == 1
+    assert broker.turn.awaits_journal()
     assert durable.ask(HEARTBEAT) == []
     broker.sync()
     assert tags(durable.frames()) == [(2, True, True)]
     broker.take_turn()
     assert durable.frames() == []
-    assert broker.watching == 1
+    assert not broker.turn.awaits_journal()
 
 
 def test_confirms_wait_each_for_their_own_batch_and_keep_their_order(durable: Peer) -> None:
@@ -672,7 +671,7 @@ def test_transient_messages_and_queues_do_not_wait(durable: Peer) -> None:
     durable.declare("passing", bits=0)
     durable.broker.sync()
     assert tags(durable.ask(publish(1, "", "passing", b"x", PERSISTENT))) == [(2, True, True)]
-    assert durable.broker.watching == 0
+    assert not durable.broker.turn.awaits_journal()
 
 
 def test_refused_messages_are_told_with_their_batch(durable: Peer) -> None:
@@ -726,7 +725,7 @@ def test_changes_of_what_is_durable_are_answered_when_they_are_durable(durable: 
 def test_changes_of_what_is_transient_do_not_wait(durable: Peer) -> None:
     words = short(0) + short_string("passing") + octet(0) + NO_ARGUMENTS
     assert [each.name for each in durable.ask(method(1, 50, 10, words))] == [(50, 11)]
-    assert durable.broker.watching == 0
+    assert not durable.broker.turn.awaits_journal()
 
 
 def test_a_change_that_may_be_lost_ends_the_connection(durable: Peer) -> None:
@@ -766,7 +765,7 @@ def test_a_channel_that_ends_before_its_confirms_gets_none(durable: Peer) -> Non
 
 def test_memory_limit(peer: Peer) -> None:
     peer.declare("q")
-    peer.broker.shard.memory_bytes_max = 1000
+    peer.broker.shard.memory_bytes_max = 1_200
     peer.channel(2).confirm(2)
     received = peer.ask(
         publish(1, "", "q", b"x" * 900) + publish(2, "", "q", b"y" * 900) + publish(1, "", "q", b"z" * 900)
@@ -1635,9 +1634,14 @@ def test_a_defect_costs_one_connection(peer: Peer, monkeypatch: pytest.MonkeyPat
     bad = Peer(peer.broker)
     bad.broker.face.login = None
     bad.send(PROTOCOL + start_ok())
-    assert closed(bad.frames()[-1], hard=True).code == 541
+    refusal = closed(bad.frames()[-1], hard=True)
+    assert (refusal.code, refusal.text) == (541, "INTERNAL_ERROR - an internal error")
     assert peer.broker.log[0][0] == "connection_failed"
     assert other.declare("q").name == (50, 11)
+    peer.broker.face.explain = lambda error: type(error).__name__
+    worse = Peer(peer.broker)
+    worse.send(PROTOCOL + start_ok())
+    assert closed(worse.frames()[-1], hard=True).text == "INTERNAL_ERROR - an internal error: TypeError"
 
 
 def test_an_engine_that_has_ended_drops_its_peers(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery._bytes import BytesWriter
-from rookery.wire import amqp_codec as codec
+from rookery.format.bytes import BytesWriter
+from rookery.wire.amqp import codec
 from tests.wire.amqp_peer import Broker, Peer, frames
 
 # clause, how it is read, bytes, value

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rookery.fieldtables import Timestamp
-from rookery.properties import Properties, decode, encode, headers
+from rookery.format.fieldtables import Timestamp
+from rookery.format.properties import Properties, decode, encode, headers
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,
     Broker,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rookery.properties import Properties, encode
-from rookery.wire.amqp_parking import REFUSED_BYTES
+from rookery.format.properties import Properties, encode
+from rookery.wire.amqp.parking import REFUSED_BYTES
 from rookery.wire.turn import HELD, PARKED_MAX_BYTES
 from tests.wire.amqp_peer import (
     HEARTBEAT,

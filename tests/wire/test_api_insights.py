@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from rookery.store.insights import BUILTIN
+from rookery.lake.insights import BUILTIN
 from tests.wire.api_client import API, ok, refused
 from tests.wire.http_world import World, world
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rookery import properties
 from rookery.clock import ManualClock
-from rookery.properties import Properties
+from rookery.format import properties
+from rookery.format.properties import Properties
 from rookery.wire.packed import PACKED
 from tests.wire.api_client import API, LINES, claim, ok, publish, refused
 from tests.wire.http_world import World, world

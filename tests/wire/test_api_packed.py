@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from rookery import properties
 from rookery.clock import ManualClock
-from rookery.properties import Properties
+from rookery.format import properties
+from rookery.format.properties import Properties
 from rookery.wire.packed import (
     DONE,
     KEY,

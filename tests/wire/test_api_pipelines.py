@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rookery.store.pipelines import LastError, Place, Progress, Status
+from rookery.lake.pipelines import LastError, Place, Progress, Status
 from tests.wire.api_client import API, ok, refused
 from tests.wire.http_world import World, world
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rookery.clock import ManualClock
+from rookery.sealed.schema import SCHEMA
 from rookery.store.file import FileMedium
-from rookery.store.schema import SCHEMA
 from tests.wire.api_client import API, ARROW, LINES, claim, ok, publish, refused
 from tests.wire.http_world import ADMIN, World, request, world
 

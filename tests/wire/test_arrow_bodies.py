@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rookery import properties
+from rookery.arrow import decoder as arrow_decoder
+from rookery.arrow.decoder import ArrowDecoder
 from rookery.core.staging import Row
 from rookery.errors import DecodingFailed, InvalidArgument, MessageTooLarge, RookeryError, UnsupportedMedia
-from rookery.store import arrow_decoder
-from rookery.store.arrow_decoder import ArrowDecoder
+from rookery.format import properties
 from tests.wire import arrow_bodies
 from tests.wire.arrow_bodies import ipc
 
@@ -360,7 +360,7 @@ def test_a_process_that_nobody_needs_ends(decoder: ArrowDecoder, monkeypatch: py
 def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     script = (
         "import sys, threading, time\n"
-        "from rookery.store.arrow_decoder import ArrowDecoder\n"
+        "from rookery.arrow.decoder import ArrowDecoder\n"
         f"decoder = ArrowDecoder(1 << 20, module='tests.wire.arrow_misbehaving')\n"
         f"work = lambda: decoder.rows(b'body', 'sleep', {NAMES!r}, 0)\n"
         "threading.Thread(target=work, daemon=True).start()\n"

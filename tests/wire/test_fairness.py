@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from rookery.core.shard import Shard
 from rookery.core.staging import Row
 from rookery.core.stream import PARTITIONS_MAX
 from rookery.core.topology import Tenant
-from rookery.properties import EMPTY
+from rookery.format.properties import EMPTY
 from tests.wire.api_client import API, ARROW, ok
 from tests.wire.arrow_bodies import ipc
 from tests.wire.http_world import ADMIN, World, world
@@ -297,8 +298,41 @@ def with_laborious_rights(client: httpx.Client) -> None:
     assert answer.status_code == 404, answer.text[:500]
 
 
+def lists_with_laborious_rights(client: httpx.Client) -> None:
+    """A list of many names, by a key whose pattern takes long to match."""
+    hard = "^" + "".join(f"(?!.*{each}[ab]{{80}}d)" for each in "ababababab") + ".*"
+    rights = {"configure": ".*", "write": ".*", "read": hard}
+    key = ok(client.post("/keys", json={"tenant": TENANT, "rights": rights}), 201)["api_key"]
+    headers = {"Authorization": f"Bearer {key}"}
+    page = ok(client.get(f"{API}/queues?limit=1000", headers=headers, timeout=300))
+    assert len(page["queues"]) == 1_000
+    assert page["next"] == page["queues"][-1]["name"]
+
+
 def claims(client: httpx.Client) -> None:
     ok(client.post(f"{API}/queues/full/claim", json={"max": 1_000, "ack": True}, timeout=300))
+
+
+def pipelined(method: str, path: str, body: bytes = b"") -> Use:
+    """A hundred requests in one packet, of which each by itself takes almost as long as one may."""
+
+    def use(client: httpx.Client) -> None:
+        lines = (
+            f"{method} {API}{path} HTTP/1.1",
+            f"Host: {client.base_url.netloc.decode()}",
+            f"Authorization: {client.headers['Authorization']}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
+        one = "\r\n".join(lines).encode()
+        with socket.create_connection((client.base_url.host, client.base_url.port), 300) as sock:
+            sock.sendall((one + b"\r\n\r\n" + body) * 99 + one + b"\r\nConnection: close\r\n\r\n" + body)
+            # half closed: what was asked for is answered nevertheless
+            sock.shutdown(socket.SHUT_WR)
+            answers = b"".join(iter(lambda: sock.recv(1 << 20), b""))
+        assert answers.count(b"HTTP/1.1 200 ") == 100
+
+    return use
 
 
 def policies(client: httpx.Client) -> None:
@@ -391,6 +425,7 @@ OPERATIONS: dict[str, tuple[Fill, Use]] = {
     "export many bindings": (same_key, gets(f"{API}/definitions")),
     "export many queues": (queues, gets(f"{API}/definitions")),
     "list queues": (queues, gets(f"{API}/queues?limit=1000")),
+    "list queues with rights that take long to match": (queues, lists_with_laborious_rights),
     "list bindings": (same_key, gets(f"{API}/bindings?limit=1000")),
     "stats": (queues, gets(f"{API}/stats")),
     "metrics": (queues, gets("/metrics", "text/plain")),
@@ -413,6 +448,11 @@ OPERATIONS: dict[str, tuple[Fill, Use]] = {
     "commit staged rows to a queue": (staged("", ""), commits),
     "claim": (messages("full"), claims),
     "peek": (messages("full"), gets(f"{API}/queues/full/messages?limit=1000")),
+    "a hundred peeks in one packet": (messages("full"), pipelined("GET", "/queues/full/messages?limit=1000")),
+    "a hundred claims in one packet": (
+        messages("full"),
+        pipelined("POST", "/queues/full/claim", b'{"max": 400, "ack": true}'),
+    ),
     "publish 10,000": (nothing, publishes),
     "a transaction of 10,000": (nothing, transaction),
     "publish by headers": (headers, by_headers),

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from rookery.clock import ManualClock
 from rookery.core.access import FULL
 from rookery.errors import InvalidConfig
-from rookery.wire.http_auth import is_loopback_name
+from rookery.wire.http.auth import is_loopback_name
 from tests.wire.amqp_peer import PROTOCOL, start_ok
 from tests.wire.http_world import ADMIN, World, request, world
 

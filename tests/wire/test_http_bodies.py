@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.core.access import FULL
-from rookery.wire.http import BODY_WINDOW_MIN_BYTES, REQUEST_MAX_MS, STALL_MAX_MS, VETTED_BYTES
-from rookery.wire.http_bodies import BodyPool, unverified_pool, verified_pool
+from rookery.wire.http.bodies import BodyPool, unverified_pool, verified_pool
+from rookery.wire.http.connection import BODY_WINDOW_MIN_BYTES, REQUEST_MAX_MS, STALL_MAX_MS, VETTED_BYTES
 from tests.wire.http_world import ADMIN, Raw, World, world
 from tests.wire.test_http_faults import Transport, face
 

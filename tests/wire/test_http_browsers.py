@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +182,35 @@ def test_pages_are_kept_apart(web: World) -> None:
         assert events.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1#evil.com", "localhost@evil.com", "127.0.0.1:80:80", "localhost.", "127.1"])
+def test_a_host_that_only_looks_like_this_machine_is_not(web: World, host: str) -> None:
+    answer = web.client.get("/claim?queue=q", headers={"Host": host})
+    assert answer.status_code == 403
+
+
+def test_a_whole_url_says_whom_it_asks(web: World) -> None:
+    with socket.create_connection(("127.0.0.1", web.port), 30) as sock:
+        sock.sendall(b"GET http://evil.com/claim?queue=q HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs to become another user")
+def test_another_user_of_this_machine_is_not_local(tmp_path: Path) -> None:
+    """As a proxy is, which adds nothing that tells of it."""
+    ask = (
+        "import os, socket, sys\n"
+        "os.setuid(65534)\n"
+        "link = socket.socket()\n"
+        "link.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "link.sendall(b'GET /create_key?tenant=x HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n')\n"
+        "print(link.recv(12).decode())"
+    )
+    with world(tmp_path) as web:
+        asked = subprocess.run([sys.executable, "-c", ask, str(web.port)], capture_output=True, text=True, check=True)
+        assert asked.stdout.strip() == "HTTP/1.1 403"
+        assert web.client.get("/create_key?tenant=x").status_code == 200
+
+
 # A real proxy
 
 
@@ -190,8 +221,9 @@ def test_nobody_is_local_behind_nginx(tmp_path: Path, version: str) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        # from 1.29.7 on nginx proxies with HTTP/1.1: it has to say for whom
-        more = "" if version == "1.0" else "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
+        # from 1.29.7 on nginx proxies with HTTP/1.1; its workers are another user's, unless it cannot change its user
+        known = version == "1.0" or (sys.platform == "linux" and os.geteuid() == 0)
+        more = "" if known else "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
         (tmp_path / "nginx.conf").write_text(
             f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
             f"http {{ access_log off; client_body_temp_path {tmp_path}/b; proxy_temp_path {tmp_path}/p;\n"

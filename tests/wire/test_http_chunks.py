@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rookery.wire.http import PARTS_MAX
+from rookery.wire.http.connection import PARTS_MAX
 from tests.fuzz.targets_http import Face
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,9 +16,9 @@ from rookery.clock import SystemClock
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.errors import StoreFailed
-from rookery.wire.http import LINGER_MAX_BYTES, LINGER_MAX_MS, HttpFace
-from rookery.wire.http_auth import Gatekeeper
-from rookery.wire.http_routes import Router
+from rookery.wire.http.auth import Gatekeeper
+from rookery.wire.http.connection import LINGER_MAX_BYTES, LINGER_MAX_MS, HttpFace
+from rookery.wire.http.routes import Router
 from rookery.wire.turn import Turn
 from tests.wire.http_world import ADMIN, World, request, world
 
@@ -176,7 +176,7 @@ def face(defects: list[BaseException], verify: Callable[..., None] | None = None
     gatekeeper.verify = verify
     router.add("GET", "/echo/{name}", _echo, {200: dict}, "session")
     router.add("POST", "/size", _size, {200: int}, "session")
-    made = HttpFace(Turn(Engine(), lambda: None, lambda: None), router.handle, "test")
+    made = HttpFace(Turn(Engine(), lambda: None), router.handle, "test")
     made.resume = router.resume
     made.defect = lambda error, call: defects.append(error)
     made.body_max_bytes = 1_000

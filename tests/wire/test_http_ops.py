@@ -12,7 +12,8 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client.parser import text_string_to_metric_families
 
-from rookery.wire import http_openapi, rest_ops
+from rookery.wire.api import metrics
+from rookery.wire.http import openapi
 from tests.wire.http_world import ADMIN, World, request, world
 
 JSON = {"Accept": "application/json"}
@@ -112,15 +113,15 @@ def test_metrics_name_so_many_queues_and_no_more(web: World, monkeypatch: pytest
     client = web.large("many-queues")
     for n in range(5):
         client.put(f"/api/v1/queues/q{n}")
-    monkeypatch.setattr(rest_ops, "METRICS_QUEUES_MAX", 2)
+    monkeypatch.setattr(metrics, "METRICS_QUEUES_MAX", 2)
     text = client.get("/metrics").text
     assert text.count("rookery_queue_ready{") == 2
     assert "rookery_queues_omitted 3" in text
 
 
 def test_metrics_asked_for_at_once_share_their_sums(web: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_ops, "STEP_QUEUES", 3)
-    monkeypatch.setattr(rest_ops, "TOTALS_QUEUES_PER_MS", 1 << 30)
+    monkeypatch.setattr(metrics, "STEP_QUEUES", 3)
+    monkeypatch.setattr(metrics, "TOTALS_QUEUES_PER_MS", 1 << 30)
     client = web.large("summed")
     for n in range(20):
         client.post(f"/api/v1/queues/q{n}/publish", json={"message": n})
@@ -186,7 +187,7 @@ def test_the_page_is_served_from_the_installed_package(web: World, monkeypatch: 
         assert asset.content
     assert "/openapi.json" in web.client.get("/docs/start.js").text
     assert web.client.get("/docs/..%2f__init__.py").status_code == 404
-    monkeypatch.setattr(http_openapi, "static_folder", lambda: None)
+    monkeypatch.setattr(openapi, "static_folder", lambda: None)
     without = web.client.get("/docs")
     assert without.status_code == 200
     assert "rookery[ui]" in without.text
@@ -198,7 +199,7 @@ def test_the_page_is_served_from_the_installed_package(web: World, monkeypatch: 
     [("debug", ["debug", "info"]), ("info", ["info"]), ("warn", []), ("ERROR", []), ("critical", [])],
 )
 def test_log_levels(tmp_path: Path, level: str, shown: list[str]) -> None:
-    from rookery.config import Settings
+    from rookery.config.settings import Settings
 
     assert Settings.load({}, {"LOG_LEVEL": level}, tmp_path).log_level == level.lower().replace("warn", "warning")
     with world(tmp_path, log_level=level.lower().replace("warn", "warning")) as web:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rookery.wire.line_commands import COMMANDS
+from rookery.wire.line.commands import COMMANDS
 from tests.wire.line_peer import ACK_WAIT_MS, DECLARED, GAP_MS, PUBLISHED, Broker, Peer, bodies, prepared
 
 

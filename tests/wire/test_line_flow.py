@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from rookery.core.access import Principal, Rights
 from rookery.errors import StoreFailed
-from rookery.wire.line import FIRST_LINE_MAX_BYTES, UNSENT_MAX_BYTES
-from rookery.wire.line_commands import COMMANDS
+from rookery.wire.line.commands import COMMANDS
+from rookery.wire.line.connection import FIRST_LINE_MAX_BYTES, UNSENT_MAX_BYTES
 from rookery.wire.turn import CORK_BYTES, FREE, FULL, PARKED_MAX_BYTES
 from tests.wire.line_peer import ACK_WAIT_MS, DECLARED, GAP_MS, PUBLISHED, Broker, Peer, bodies, prepared
 
@@ -78,7 +79,7 @@ def test_answers_wait_for_the_journal_in_order_and_hold_nobody_else_up(broker: B
     other = Peer(broker)
     assert peer.ask("DECLARE_QUEUE d", "BIND_QUEUE d x d", "PUBLISH x d 1", "PING") == []
     assert other.ask("PING") == ["PONG"]
-    assert broker.watching == 1
+    assert broker.turn.awaits_journal()
     broker.sync()
     assert peer.lines() == [*DECLARED[1:], PUBLISHED, "PONG"]
     other.ask("CONSUME d ack=manual")
@@ -102,8 +103,7 @@ def test_when_the_journal_fails_nothing_is_said_to_have_happened(broker: Broker,
     peer.ask("DECLARE_QUEUE d")
     broker.shard.log.failure = StoreFailed("no disk")
     broker.shard.log.refuse(broker.shard.log.failure)
-    broker.turn.watched()
-    broker.take_turn()
+    broker.turn.progressed()
     broker.settle()
     assert peer.lines() == ["Error: no disk"]
     assert peer.transport.closed
@@ -391,6 +391,9 @@ def test_a_defect_costs_one_connection(broker: Broker, peer: Peer, monkeypatch: 
     assert peer.transport.closed
     assert broker.log[0][0] == "connection_failed"
     assert other.ask("DECLARE_QUEUE q") == [DECLARED[1]]
+    broker.face.explain = lambda error: type(error).__name__
+    other.send("PING a b c")
+    assert re.fullmatch(r"Error: an internal error: \w+Error", other.lines()[0])
 
 
 # Anything at all

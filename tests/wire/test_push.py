@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rookery import properties
 from rookery.clock import ManualClock
 from rookery.core import streams
-from rookery.wire.push import HEARTBEAT_MS, KEEP_MS
-from rookery.wire.push_sources import CONFIRM_MS, LINGER_MS, UNCONFIRMED_MAX
+from rookery.format import properties
+from rookery.wire.push.readers import HEARTBEAT_MS, KEEP_MS
+from rookery.wire.push.sources import CONFIRM_MS, LINGER_MS, UNCONFIRMED_MAX
 from tests.wire.http_world import ADMIN, World, world
 
 QUEUES = "/api/v1/queues"

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from rookery import properties
 from rookery.clock import ManualClock
+from rookery.format import properties
 from rookery.wire import websocket
-from rookery.wire.push_socket import ANSWERS_MAX, DEAD_MS, HEARTBEAT_MS
-from rookery.wire.push_sources import LINGER_MS, UNCONFIRMED_MAX
+from rookery.wire.push.socket import ANSWERS_MAX, DEAD_MS, HEARTBEAT_MS
+from rookery.wire.push.sources import LINGER_MS, UNCONFIRMED_MAX
 from rookery.wire.websocket import CLOSE, PING, PONG, TEXT
 from tests.wire.http_world import ADMIN, World, world
 from tests.wire.socket_reader import SocketReader

@@ -24,15 +24,17 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from rookery import _compiled, client, embed, properties
+from rookery import _compiled, client, embed
 from rookery.core.shard import Shard
 from rookery.embed.messages import unpack
 from rookery.errors import InvalidArgument
-from rookery.fieldtables import DEPTH_MAX, FIELDS_MAX
-from rookery.properties import Properties, Timestamp
-from rookery.wire import api_handling, rest_pulling
+from rookery.format import properties
+from rookery.format.fieldtables import DEPTH_MAX, FIELDS_MAX
+from rookery.format.properties import Properties, Timestamp
+from rookery.format.rendering import content_of
+from rookery.wire.api import handling
+from rookery.wire.api.compat import pulling
 from rookery.wire.packed import PACKED, PackedPublish, PackedWork, decode_messages, decode_page, encode
-from rookery.wire.rest import content_of
 from tests.wire import amqp_peer
 from tests.wire.http_world import ADMIN, World, world
 from tests.wire.property_lists import (
@@ -686,8 +688,8 @@ def test_a_message_that_cannot_be_rendered_is_kept_and_the_others_are_answered(
             raise TypeError("seeded")
         return content_of(message)
 
-    monkeypatch.setattr(api_handling, "content_of", broken)
-    monkeypatch.setattr(rest_pulling, "content_of", broken)
+    monkeypatch.setattr(handling, "content_of", broken)
+    monkeypatch.setattr(pulling, "content_of", broken)
     query = f"pull?max=10&auto_ack={str(acks).lower()}" if path == "pull" else "claim"
     with world(tmp_path, backoff_base_ms="0") as web:
         web.admin.put(f"{API}/queues/q", json={"max_attempts": 0, "backoff_base_ms": 0})

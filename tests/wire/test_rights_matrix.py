@@ -22,9 +22,9 @@ import msgspec
 import pytest
 
 from rookery.core.rights import AMQP, LINE, OPERATIONS
-from rookery.wire import amqp_codec
-from rookery.wire.http_routes import Route
-from rookery.wire.line_commands import COMMANDS
+from rookery.wire.amqp import codec
+from rookery.wire.http.routes import Route
+from rookery.wire.line.commands import COMMANDS
 from tests.wire.amqp_peer import (
     NO_ARGUMENTS,
     PROTOCOL,
@@ -424,7 +424,7 @@ def amqp_methods() -> list[str]:
     from_server = {"CONNECTION_START", "CONNECTION_TUNE", "CONNECTION_BLOCKED", "CONNECTION_UNBLOCKED"}
     from_server |= {"BASIC_RETURN", "BASIC_DELIVER", "BASIC_GET_EMPTY"}
     found = []
-    for name, value in vars(amqp_codec).items():
+    for name, value in vars(codec).items():
         is_method = isinstance(value, int) and value >> 16 in (10, 20, 30, 40, 50, 60, 85, 90) and "_" in name
         if is_method and not name.endswith("_OK") and name not in from_server:
             kind, _, rest = name.partition("_")
@@ -635,7 +635,7 @@ def test_the_guest_of_another_machine_is_refused_everywhere(tmp_path: Path) -> N
 def test_every_operation_is_used() -> None:
     """A line of the table that no face asks for would tell readers of a check that is not made."""
     named = {each for operations in (*AMQP.values(), *LINE.values()) for each in operations}
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/rookery/wire").glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/rookery/wire").rglob("*.py"))
     assert [name for name in OPERATIONS if name not in named and f'"{name}"' not in source] == []
 
 

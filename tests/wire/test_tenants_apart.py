@@ -195,7 +195,7 @@ def test_the_same_is_done_for_names_that_somebody_has(
     assert done[1] == done[2] != []
 
 
-_TRANSPORT = re.compile(r"/(http|http_heads|http_call|turn)\.py$")
+_TRANSPORT = re.compile(r"/(http/connection|http/heads|http/call|turn)\.py$")
 """What depends on the pieces that a request comes in."""
 
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rookery import spans
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from rookery.embed import Broker, Message
 from rookery.server import attach_thread
 from tests.wire.http_world import ADMIN, Raw, world

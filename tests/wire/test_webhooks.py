@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rookery import properties, webhooks
+from rookery import webhooks
 from rookery.core import definitions, streams
 from rookery.core.shard import Shard
-from rookery.properties import Properties
+from rookery.format import properties
+from rookery.format.properties import Properties
 from rookery.webhooks import dispatcher, network
 from tests.wire.http_world import World, world
 from tests.wire.receiver import Arrived, Receiver, receiving

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
+from rookery.client.websocket import Frames
 from rookery.wire import websocket
+from rookery.wire.http.answers import BrokenAnswer
 from rookery.wire.websocket import BINARY, CLOSE, PING, PONG, TEXT, Decoder
 
 KEY = b"\x37\xfa\x21\x3d"
@@ -25,8 +27,24 @@ def masked(first: int, payload: bytes, size: bytes | None = None) -> bytes:
     return bytes([first, size[0] | 0x80]) + size[1:] + KEY + websocket.unmask(payload, KEY)
 
 
-def fed(data: bytes, step: int, limit: int = 1 << 20) -> tuple[list[tuple[int, bytes]], Decoder]:
-    decoder = Decoder(limit)
+def plain(frames: bytes) -> bytes:
+    """The same frames as a server sends them: without mask."""
+    at = 0
+    found = b""
+    while at < len(frames):
+        size, head = frames[at + 1] & 0x7F, 2
+        if size >= 126:
+            head = 4 if size == 126 else 10
+            size = min(int.from_bytes(frames[at + 2 : at + head], "big"), len(frames))
+        body = at + head + 4
+        payload = websocket.unmask(frames[body : body + size], frames[body - 4 : body])
+        found += frames[at : at + 1] + bytes([frames[at + 1] & 0x7F]) + frames[at + 2 : at + head] + payload
+        at = body + size
+    return found
+
+
+def fed(data: bytes, step: int, limit: int = 1 << 20, masked: bool = True) -> tuple[list[tuple[int, bytes]], Decoder]:
+    decoder = Decoder(limit, masked)
     found: list[tuple[int, bytes]] = []
     for at in range(0, len(data), step):
         found += decoder.receive(data[at : at + step])
@@ -99,6 +117,32 @@ def test_a_fault_has_its_code_and_nothing_behind_it_is_believed(name: str, data:
     assert decoder.receive(masked(0x89, b"later")) == []
 
 
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("name", "data", "expected"), GOOD, ids=[case[0] for case in GOOD])
+def test_a_client_reads_the_same_frames_without_mask(
+    name: str, data: bytes, expected: list[tuple[int, bytes]], step: int
+) -> None:
+    found, decoder = fed(plain(data + masked(0x89, b"tail")), step, masked=False)
+    assert (decoder.fault_code, decoder.held_bytes) == (0, 0)
+    assert found == [*expected, (PING, b"tail")]
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("name", "data", "code"), BAD[1:], ids=[case[0] for case in BAD[1:]])
+def test_a_client_refuses_the_same_faults(name: str, data: bytes, code: int, step: int) -> None:
+    found, decoder = fed(plain(masked(0x89, b"before") + data), step, 200_000, masked=False)
+    assert decoder.fault_code == code
+    assert found[0] == (PING, b"before")
+    assert decoder.receive(plain(masked(0x89, b"later"))) == []
+
+
+def test_a_client_refuses_a_masked_frame() -> None:
+    found, decoder = fed(masked(0x81, b"x"), 1 << 20, masked=False)
+    assert (found, decoder.fault_code, decoder.fault) == ([], 1002, "a server does not mask its frames")
+    with pytest.raises(BrokenAnswer, match="a server does not mask its frames"):
+        Frames().receive(masked(0x81, b"x"))
+
+
 def test_what_says_it_is_too_large_is_refused_before_it_comes() -> None:
     decoder = Decoder(1_000)
     assert decoder.receive(b"\x82\xff" + (1 << 40).to_bytes(8, "big") + KEY) == []
@@ -123,6 +167,7 @@ def test_empty_parts_without_end_are_refused() -> None:
 def test_frames_are_written_as_a_stock_library_writes_them(size: int) -> None:
     payload = os.urandom(size)
     assert websocket.frame(BINARY, payload) == Frame(Opcode.BINARY, payload).serialize(mask=False)
+    assert websocket.masked_frame(BINARY, payload, KEY) == masked(0x82, payload)
 
 
 def test_the_key_of_the_specification_is_answered_as_there() -> None:
@@ -154,7 +199,10 @@ def test_whatever_a_stock_library_sends_arrives(messages: list[tuple[int, bytes]
             payload = payload[:125]
         sent.append((opcode, payload))
         wire += Frame(Opcode(int(opcode)), payload).serialize(mask=True)
-    found, decoder = fed(wire, data.draw(st.integers(1, 40)))
+    step = data.draw(st.integers(1, 40))
+    found, decoder = fed(wire, step)
+    assert (found, decoder.fault_code) == (sent, 0)
+    found, decoder = fed(plain(wire), step, masked=False)
     assert (found, decoder.fault_code) == (sent, 0)
 
 
@@ -162,8 +210,9 @@ def test_whatever_a_stock_library_sends_arrives(messages: list[tuple[int, bytes]
 @settings(max_examples=300)
 def test_no_bytes_whatsoever_are_a_defect_and_pieces_make_no_difference(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
-    whole, one = fed(data, 1 << 20, 500)
-    apart, other = fed(data, 1, 500)
-    assert whole == apart
-    assert one.fault_code == other.fault_code
-    assert one.held_bytes <= len(data)
+    for role in (True, False):
+        whole, one = fed(data, 1 << 20, 500, role)
+        apart, other = fed(data, 1, 500, role)
+        assert whole == apart
+        assert one.fault_code == other.fault_code
+        assert one.held_bytes <= len(data)

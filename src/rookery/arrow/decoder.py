@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rookery.arrow.frames import HEAD, ROW_BYTES, Done, Job, Part, Refused, frame, read_answer
 from rookery.core.staging import CHUNK_ROWS_MAX, Row
 from rookery.errors import DecodingFailed, InvalidArgument, MessageTooLarge, RookeryError, StoreError, UnsupportedMedia
-from rookery.store.arrow_frames import HEAD, ROW_BYTES, Done, Job, Part, Refused, frame, read_answer
 
 EXPANSION_MAX: Final = 4
 """How often the largest body of a request the decompressed body, and all its rows together, may be."""
@@ -36,7 +36,7 @@ MEMORY_BYTES: Final = 128 << 20
 MEMORY_FACTOR: Final = 6
 """What decoding one body may take: MEMORY_BYTES, the body, and so many times its limit when decompressed."""
 
-MODULE: Final = "rookery.store.arrow_process"
+MODULE: Final = "rookery.arrow.process"
 IDLE_SEC: Final = 60
 START_SEC: Final = 30
 PACKAGE: Final = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from rookery import properties
 from rookery.core.staging import Row
+from rookery.format import properties
 
 PART_ROWS: Final = 4_096
 """How many rows one frame has at most: few enough that decoding it holds nobody up."""

@@ -1,4 +1,4 @@
-"""Decoding Arrow bodies outside of the server. Runs in a process of its own, `python -m rookery.store.arrow_process`.
+"""Decoding Arrow bodies outside of the server. Runs in a process of its own, `python -m rookery.arrow.process`.
 
 This process imports what decoding needs and then only forks: one child for each body. Its standard input is a socket
 that brings, for each body, two file descriptors: the socket over which the child gets its job and sends the rows, and a
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rookery.arrow.frames import HEAD, JOB_MAX_BYTES, WORDS_MAX, Done, Job, Refused, frame, read_job
 from rookery.errors import InvalidArgument, MessageTooLarge, RookeryError
-from rookery.store.arrow_frames import HEAD, JOB_MAX_BYTES, WORDS_MAX, Done, Job, Refused, frame, read_job
 
 READY: Final = b"ready\n"
 WALL_MAX_SEC: Final = 600
@@ -143,7 +143,7 @@ def decode(channel: socket.socket) -> None:
 
 
 def _send_rows(channel: socket.socket, job: Job, body: bytearray) -> None:
-    from rookery.store.arrow_rows import parts_of
+    from rookery.arrow.rows import parts_of
 
     rows = 0
     for part in parts_of(body, job.key, job.names, job.now_ms, job.bytes_max):
@@ -202,7 +202,7 @@ def main(work: Callable[[socket.socket], None] = decode) -> None:
     control = socket.socket(fileno=os.dup(0))
     os.close(0)
     try:
-        from rookery.store import arrow_rows
+        from rookery.arrow import rows as arrow_rows
 
         assert arrow_rows is not None
     except ImportError as error:

@@ -9,18 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from mypy_extensions import i64
 
-from rookery import properties
-from rookery._bytes import BytesWriter
+from rookery.arrow import ipc, kinds
+from rookery.arrow.frames import PART_ROWS, Part
 from rookery.core.staging import CHUNK_ROWS_MAX, DUE_HEADER
 from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument, MessageTooLarge
-from rookery.fieldtables import write_field, write_short
-from rookery.model import Message
-from rookery.properties import Properties
-from rookery.store import arrow, arrow_ipc, arrow_kinds, records
-from rookery.store.arrow_frames import PART_ROWS, Part
-from rookery.store.columns import check_columns
-from rookery.store.schema import schema_of
+from rookery.format import properties, records
+from rookery.format.bytes import BytesWriter
+from rookery.format.fieldtables import write_field, write_short
+from rookery.format.model import Message
+from rookery.format.properties import Properties
+from rookery.sealed import arrow
+from rookery.sealed.columns import check_columns
+from rookery.sealed.schema import schema_of
 
 _NAMES: Final = frozenset((str, bytes))
 _VALUES: Final = frozenset((bytes, str, int, bool, type(None)))
@@ -57,9 +58,9 @@ def parts_of(
 def _validated(body: bytes | bytearray, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """The batches of a stream, each validated."""
     try:
-        arrow_ipc.check_size(body, bytes_max, CHUNK_ROWS_MAX)
+        ipc.check_size(body, bytes_max, CHUNK_ROWS_MAX)
         reader = pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(use_threads=False))
-        arrow_kinds.check_schema(reader.schema)
+        kinds.check_schema(reader.schema)
         for batch in reader:
             batch.validate(full=True)
             yield batch
@@ -90,9 +91,9 @@ class _Part:
         """The values of a column, in the type that it has in rows."""
         column = _plain(self.columns[name])
         wanted = pa.binary()
-        if name in arrow_kinds.TEXTS:
+        if name in kinds.TEXTS:
             wanted = pa.string()
-        elif name in arrow_kinds.NUMBERS:
+        elif name in kinds.NUMBERS:
             wanted = pa.int64()
         elif name == "timestamp":
             wanted = pa.timestamp("ms", tz="UTC")
@@ -112,17 +113,17 @@ def _bytes_of(column: pa.Array) -> int:
     """The bytes of a column's values, each counted as often as it is there."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        if not arrow_kinds.is_bytes(kind.value_type):
+        if not kinds.is_bytes(kind.value_type):
             return len(column) * NUMBER_BYTES
         return int(pc.sum(_lengths(column.dictionary).take(column.indices)).as_py() or 0)
-    if not arrow_kinds.is_bytes(kind):
+    if not kinds.is_bytes(kind):
         return len(column) * NUMBER_BYTES
     return int(pc.sum(_lengths(column)).as_py() or 0)
 
 
 def _lengths(column: pa.Array) -> pa.Array:
     """The length of each value of a column of bytes or texts."""
-    if not arrow_kinds.is_view(column.type):
+    if not kinds.is_view(column.type):
         return pc.binary_length(column)
     # a view of 16 bytes begins with the length of its value
     first = column.offset * 4
@@ -160,14 +161,14 @@ def _pairs(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
     counts = pc.fill_null(pc.list_value_length(column), 0)
     items = column.flatten()
     if items.null_count:
-        raise arrow_kinds.bad_headers()
+        raise kinds.bad_headers()
     if pa.types.is_struct(items.type):
         fields = items.flatten()
         kind = items.type
         return fields[kind.get_field_index("key")], fields[kind.get_field_index("value")], counts
     # pairs as lists of two
     if len(items) and not pc.all(pc.equal(pc.list_value_length(items), 2)).as_py():
-        raise arrow_kinds.bad_headers()
+        raise kinds.bad_headers()
     both = items.flatten()
     places = pa.array(range(0, len(both), 2), pa.int64())
     return both.take(places), both.take(pc.add(places, 1)), counts
@@ -177,7 +178,7 @@ def _headers(pairs: tuple[pa.Array, pa.Array, pa.Array]) -> _Headers:
     found = _Headers()
     names, values = _texts(pairs[0]), _texts(pairs[1])
     if not _NAMES.issuperset(map(type, names)) or not _VALUES.issuperset(map(type, values)):
-        raise arrow_kinds.bad_headers()
+        raise kinds.bad_headers()
     found.names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else cast(str, name) for name in names]
     found.values = values
     end = 0
@@ -192,7 +193,7 @@ def _texts(column: pa.Array) -> list[object]:
     """Values as texts where they are, so that other protocols can show them."""
     found: list[object]
     column = _plain(column)
-    if not arrow_kinds.is_bytes(column.type):
+    if not kinds.is_bytes(column.type):
         found = column.to_pylist()
         return found
     try:
@@ -213,7 +214,7 @@ def _text(value: object) -> object:
 
 
 def _check_targets(columns: dict[str, list[Any]], names: Mapping[str, str]) -> None:
-    for target in arrow_kinds.TARGETS:
+    for target in kinds.TARGETS:
         for value in set(columns.pop(target, ())):
             if value is not None and value != names[target]:
                 raise InvalidArgument(
@@ -263,7 +264,7 @@ def _keys(keys: list[str | None], key: str) -> list[str]:
 def _check_numbers(columns: dict[str, list[Any]], is_for_stream: bool) -> None:
     if is_for_stream and any(columns.get("delay_ms", ())):
         raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
-    for name in arrow_kinds.NUMBERS:
+    for name in kinds.NUMBERS:
         if name != "priority" and any(number < 0 for number in columns.get(name, ()) if number is not None):
             raise InvalidArgument(f"{name} must not be negative", argument=name)
 
@@ -294,7 +295,7 @@ class _Encoder:
         try:
             return properties.encode(made, self._fields(i, self._keys[i], due_ms))
         except InvalidArgument as error:
-            if error.argument not in arrow_kinds.COLUMNS:
+            if error.argument not in kinds.COLUMNS:
                 error.argument = "headers"
             raise
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rookery.care.repair import inspect
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
 from rookery.store import disk
 from rookery.store.ownership import write_end
-from rookery.store.repair import inspect
 from rookery.store.segments import Segments, check_is_journal, sealed_files
 
 SLICE_BYTES: Final = 1 << 20

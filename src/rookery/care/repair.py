@@ -20,16 +20,31 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from rookery._bytes import BytesWriter
 from rookery.core.shard import Shard
 from rookery.errors import InvalidArgument, RookeryError, StoreDamaged, StoreError
-from rookery.model import PERSISTENT, Message, Route
-from rookery.store import changes, disk, lost, records
+from rookery.format import records
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import PERSISTENT, Message, Route
+from rookery.format.records import (
+    BACK,
+    DEFINE,
+    EXIT,
+    EXITS,
+    IDS,
+    MARK,
+    PUT,
+    RECORD,
+    RETIRED,
+    STATE,
+    BatchHeader,
+    Reader,
+)
+from rookery.sealed import lost
+from rookery.sealed.lost import LOST, Lists, missing
+from rookery.store import changes, disk
 from rookery.store.file import FileMedium
 from rookery.store.journal import Journal
-from rookery.store.lost import LOST, Lists, missing
 from rookery.store.ownership import parse_end
-from rookery.store.records import BACK, DEFINE, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 from rookery.store.recovery import Tail, newest_state
 from rookery.store.segments import Segments, sealed_files
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from rookery.care import backup, repair
 from rookery.errors import InvalidArgument, RookeryError, StoreLocked
-from rookery.store import backup, repair
 from rookery.store.segments import check_is_journal
 
 WELL: Final = 0

@@ -164,8 +164,10 @@ def _server() -> Iterator[Where]:
     import subprocess
     import sys
 
+    from rookery.wire.protocols import PROTOCOLS
+
     key = secrets.token_urlsafe(24)
-    off = [word for face in ("amqp", "line", "mqtt") for word in (f"--{face}-port", "off")]
+    off = [word for name in PROTOCOLS if name != "http" for word in (f"--{name}-port", "off")]
     with tempfile.TemporaryDirectory(prefix="rookery-bench-") as folder:
         command = [sys.executable, "-m", "rookery", "serve", "--host", "127.0.0.1", "--http-port", "0", *off]
         environ = {**os.environ, "API_KEY": key, "ROOKERY_DATA_DIR": str(Path(folder, "data"))}

@@ -11,7 +11,7 @@ import typer
 from rookery.cli.commands import command, family, time_option
 from rookery.cli.output import Columns, Output, size
 from rookery.errors import NotFound
-from rookery.store.insights import GOLD, ROWS_MAX, gold_rows, lake_folder
+from rookery.lake.insights import GOLD, ROWS_MAX, gold_rows, lake_folder
 
 app = family("What became of messages: tables, a report, a plan for dead letters.", otherwise="show")
 

@@ -15,9 +15,9 @@ import typer
 
 from rookery.cli.commands import Yes, command, family, time_option
 from rookery.cli.output import FAILED, MISUSED, Output, ago, confirm, note
-from rookery.config import Settings
+from rookery.config.settings import Settings
 from rookery.errors import AlreadyExists, InvalidPipeline
-from rookery.store.pipelines import RUNNING, Place, Status, statuses
+from rookery.lake.pipelines import RUNNING, Place, Status, statuses
 
 if TYPE_CHECKING:
     from rookery.pipelines.planning import Plan

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rookery.cli.commands import Yes, command, family, pairs
+from rookery.cli.completing import policy_settings
 from rookery.cli.output import Columns, confirm
 from rookery.cli.session import Session
 
@@ -33,7 +34,10 @@ def set_(
     at: Session,
     policy: Name,
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression over names of queues.")],
-    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as length_max=1000.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=VALUE...", help="Such as length_max=1000.", autocompletion=policy_settings),
+    ],
     priority: Annotated[int, typer.Option("--priority", help="Among policies that match, the highest counts.")] = 0,
 ) -> None:
     """Put a policy in force, also for the queues there are."""

@@ -7,15 +7,22 @@ from typing import Annotated
 import typer
 
 from rookery.cli.commands import Prefix, Yes, command, family, pairs
-from rookery.cli.completing import queue_names
-from rookery.cli.output import Columns, confirm, size, span
+from rookery.cli.completing import queue_names, queue_settings
+from rookery.cli.output import Columns, Output, confirm, size, span
 from rookery.cli.session import Session
 
-app = family("List, show, create, delete, purge and move queues.")
+app = family("List, show, create, delete, purge and move queues; list their settings.")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
 Settings = Annotated[
-    list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="A setting, such as max_attempts=3; repeatable.")
+    list[str],
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="A setting, such as max_attempts=3; repeatable. `rookery queues settings` lists them.",
+        autocompletion=queue_settings,
+    ),
 ]
 
 COLUMNS: Columns = {
@@ -54,6 +61,35 @@ def create(at: Session, queue: Name, settings: Settings = []) -> None:  # noqa: 
     """Make a queue. The same again is fine; other settings are a conflict."""
     made = at.put("/queues/{}", queue, body=pairs(settings, "--set"))
     at.out.done(f"queue {queue} {'created' if made['created'] else 'is there, and agrees'}", made)
+
+
+@command(app, "settings", "rookery queues settings", "rookery queues settings --json | jq -r '.[].name'")
+def settings_(out: Output) -> None:
+    """List the settings that a queue can have, with their values and defaults."""
+    from rookery.core.queue_settings import QUEUE_SETTINGS
+
+    rows = [
+        {
+            "name": row.name,
+            "type": row.type.__name__,
+            "choices": list(row.choices),
+            "smallest": row.smallest,
+            "largest": row.largest,
+            "default": row.default,
+            "none": row.none,
+            "policy": row.by_policy,
+            "amqp": row.argument.name if row.argument else None,
+            "help": row.help,
+        }
+        for row in QUEUE_SETTINGS
+    ]
+    columns: Columns = {
+        "setting": "name",
+        "values": lambda row: ", ".join(row["choices"]) or row["type"],
+        "default": lambda row: row["none"] or row["default"],
+        "meaning": "help",
+    }
+    out.table(rows, columns)
 
 
 @command(app, "delete", "rookery queues delete jobs", "rookery queues delete jobs --if-empty --yes")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rookery.cli.commands import Json, help_text, single
-from rookery.config import SETTINGS, Setting, Settings
+from rookery.config.settings import SETTINGS, Setting, Settings
 from rookery.errors import InvalidConfig, RookeryError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _metavar(setting: Setting) -> str:
 
 
 def _serve(settings: Settings) -> None:
-    from rookery.server import serve
+    from rookery.server.process import serve
 
     try:
         code = serve(settings)
@@ -128,14 +128,14 @@ def _doctor(settings: Settings, directory: Path | None, repair: bool, out: Path 
         raise typer.Exit(2)
     if directory is None and not repair:
         raise typer.Exit(_installation(settings, as_json))
-    from rookery import upkeep
+    from rookery.care import upkeep
 
     place = directory or settings.data_dir
     raise typer.Exit(upkeep.mend(place, out, as_json=as_json) if repair else upkeep.look(place, as_json=as_json))
 
 
 def _backup(settings: Settings, target: Path, as_json: bool) -> None:
-    from rookery import upkeep
+    from rookery.care import upkeep
 
     raise typer.Exit(upkeep.copy(settings.data_dir, target, as_json=as_json))
 
@@ -152,11 +152,13 @@ def _installation(settings: Settings, as_json: bool) -> int:
         import json
 
         made_of = {"version": __version__, "python": platform.python_version(), "compiled": modules}
+        made_of["speed"] = _compiled.speed()
         in_force = {row.name: {"value": row.value, "source": row.source} for row in rows}
         found = {"packages": packages, "settings": in_force, "warnings": settings.warnings, "problems": problems}
         print(json.dumps({**made_of, **found}))
         return 1 if problems else 0
     print(f"rookery {__version__}, Python {platform.python_version()} ({platform.system()} {platform.machine()})")
+    print(f"The hot modules are {_compiled.speed()}.")
     print("\nHot modules")
     for module, is_compiled in modules.items():
         print(f"  {module:<32} {'compiled' if is_compiled else 'plain Python: about ten times slower'}")
@@ -185,8 +187,6 @@ def _packages() -> dict[str, str | None]:
         "structlog",
         "typer",
         "zstandard",
-        "redis",
-        "asyncpg",
         "pyarrow",
     )
     for name in names:
@@ -198,7 +198,7 @@ def _packages() -> dict[str, str | None]:
 
 
 def _problems(settings: Settings) -> list[str]:
-    from rookery.server import loop_factory
+    from rookery.server.process import loop_factory
 
     problems = []
     place = settings.data_dir

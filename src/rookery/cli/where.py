@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
-from rookery.config_kinds import is_loopback
+from rookery.config.files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
+from rookery.config.kinds import is_loopback
 from rookery.errors import InvalidConfig
 
 HOST: Final = "127.0.0.1"
@@ -63,7 +63,7 @@ def _toml(cwd: Path, environ: dict[str, str]) -> dict[str, str]:
         return {}
     import tomllib
 
-    from rookery.config import SETTINGS
+    from rookery.config.settings import SETTINGS
 
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from rookery import errors
-from rookery.client.http import BrokenAnswer
 from rookery.errors import RookeryError
+from rookery.wire.http.answers import BrokenAnswer
 
 FULL: Final = frozenset({"limit_exceeded", "queue_full", "memory_limit_exceeded", "store_full"})
 """Refusals that end when somebody makes room."""

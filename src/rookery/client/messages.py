@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from rookery import properties
-from rookery.client.http import BrokenAnswer
 from rookery.core.stream import KEY_HEADER
 from rookery.embed.messages import (
-    JSON,
-    TEXT,
     Message,
     decode_message,
     encode_body,
     encode_message,
     said_times,
 )
-from rookery.properties import Properties
+from rookery.format import properties
+from rookery.wire.http.answers import BrokenAnswer
 from rookery.wire.packed import PackedMessage, PackedPage, PackedPublish, decode_messages, decode_page
-
-_PLAIN: Final = {
-    content_type: properties.encode(Properties(content_type=content_type, delivery_mode=2))
-    for content_type in (None, TEXT, JSON)
-}
-
 
 _frame = msgspec.json.Decoder(dict[str, Any]).decode
 _packed = msgspec.msgpack.Decoder(PackedMessage).decode
@@ -65,7 +56,7 @@ def pack(value: object, headers: dict[str, object] | None = None) -> PackedPubli
     """A value or a Message, with its arguments checked; `headers` go on top of its own."""
     if not isinstance(value, Message):
         body, content_type = encode_body(value)
-        props = _PLAIN[content_type]
+        props = properties.of_type(content_type)
         return PackedPublish(props if headers is None else properties.with_headers(props, headers), body)
     props, body = encode_message(value, headers)
     delay_ms, deliver_at, ttl_ms, expires_at = said_times(value)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
-from urllib.parse import urlsplit
+
+from rookery.wire.protocols import listeners
 
 AppEnv = Literal["production", "development"]
 AuthMode = Literal["none", "apikey", "bearer"]
-StoreBackend = Literal["memory", "journal", "redis", "postgres"]
+StoreBackend = Literal["memory", "journal"]
 BackoffStrategy = Literal["fixed", "linear", "exponential"]
 KeyCreation = Literal["local", "open", "admin", "closed"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
@@ -26,9 +27,6 @@ ClientCertificates = Literal["off", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-LISTENERS: Final = ("http", "https", "amqp", "amqps", "line", "lines")
-"""What a listener is called, in the `listening` line of the log too."""
 
 MASK: Final = "***"
 WEEK_SEC: Final = 7 * 24 * 3_600
@@ -101,32 +99,25 @@ def size(low: int) -> Kind:
     return Kind(f"a number of bytes from {low}, such as 65536 or 64MiB", read)
 
 
-def word(literal: Any, **also: str) -> Kind:
-    """One of a Literal's words, in any case; `also` maps further spellings to them."""
+class NotAvailable(ValueError):
+    """A value that is planned, but does nothing in this version."""
+
+
+def word(literal: Any, planned: tuple[str, ...] = (), **also: str) -> Kind:
+    """One of a Literal's words, in any case; `also` maps further spellings to them. A `planned` word is refused as
+    such, so that nobody takes it for a typo.
+    """
     words: tuple[str, ...] = get_args(literal)
 
     def read(text: str) -> str:
         word = also.get(text.lower(), text.lower())
+        if word in planned:
+            raise NotAvailable
         if word not in words:
             raise ValueError
         return word
 
     return Kind("one of " + ", ".join(words), read)
-
-
-def url(*schemes: str) -> Kind:
-    def read(text: str) -> str:
-        if "://" not in text or urlsplit(text).scheme not in schemes:
-            raise ValueError
-        return text
-
-    expects = "a URL that begins with " + " or ".join(f"{scheme}://" for scheme in schemes)
-    return Kind(expects, read, _without_password, secret=True)
-
-
-def _without_password(url: str) -> str:
-    url = re.sub(r"(?<=://).*@", f"{MASK}@", url)
-    return re.sub(r"(?i)([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", rf"\g<1>{MASK}", url)
 
 
 def read_port(text: str) -> int | None:
@@ -162,7 +153,7 @@ def _read_origins(text: str) -> tuple[str, ...]:
 
 def _read_listeners(text: str) -> tuple[str, ...]:
     names = tuple(part.strip().lower() for part in text.split(",") if part.strip())
-    if not set(names) <= set(LISTENERS):
+    if not set(names) <= set(listeners()):
         raise ValueError
     return names
 
@@ -188,7 +179,7 @@ Origins = Annotated[
     tuple[str, ...], Kind("origins such as https://example.org, separated by commas, or *", _read_origins, ",".join)
 ]
 Listeners = Annotated[
-    tuple[str, ...], Kind("names out of " + ", ".join(LISTENERS) + ", separated by commas", _read_listeners, ",".join)
+    tuple[str, ...], Kind("names out of " + ", ".join(listeners()) + ", separated by commas", _read_listeners, ",".join)
 ]
 Networks = Annotated[
     tuple[Network, ...],
@@ -204,7 +195,6 @@ LeaseSeconds = Annotated[float, decimal(0.001, WEEK_SEC)]
 Bytes = Annotated[int, size(1)]
 Attempts = Annotated[int, whole(1, 1_000_000)]
 Level = Annotated[LogLevel, word(LogLevel, warn="warning", fatal="critical")]
-RedisUrl = Annotated[str | None, url("redis", "rediss", "unix")]
-DatabaseUrl = Annotated[str | None, url("postgresql", "postgres")]
+Store = Annotated[StoreBackend, word(StoreBackend, planned=("redis", "postgres"))]
 FilePath = Annotated[Path, Kind("a path", Path)]
 MoreBytes = Annotated[int | None, size(1)]

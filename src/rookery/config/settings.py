@@ -1,8 +1,9 @@
 """The server's settings: flags > environment > `.env` > TOML file > default.
 
 `Settings` below is the one table of them: each line gives a field with its type and default, its variable, its TOML
-key and what it is for. A setting is taken whole from the highest source that names it; a variable that is there but
-empty asks for the default. A value that cannot be used stops the start with the name of the source it came from.
+key and what it is for. Only the ports are not in it: each protocol names its own (`rookery.wire.protocols`). A setting
+is taken whole from the highest source that names it; a variable that is there but empty asks for the default. A value
+that cannot be used stops the start with the name of the source it came from.
 Invariant: no message, `repr` or description made here shows a secret.
 """
 
@@ -13,12 +14,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
-from urllib.parse import urlsplit
 
-from rookery.config_files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
-from rookery.config_kinds import (
+from rookery.config.files import CLIENT_SETTINGS, CONFIG_FILE, DB_FILE, ENV_FILE, parse_env_file
+from rookery.config.kinds import (
     AppEnv,
     Attempts,
     AuthMode,
@@ -27,7 +28,6 @@ from rookery.config_kinds import (
     Bytes,
     ClientCertificates,
     Compression,
-    DatabaseUrl,
     EventLoop,
     FilePath,
     Host,
@@ -38,12 +38,12 @@ from rookery.config_kinds import (
     Listeners,
     MoreBytes,
     Networks,
+    NotAvailable,
     Origins,
     Port,
-    RedisUrl,
     Seconds,
     Secret,
-    StoreBackend,
+    Store,
     Suffix,
     SyncMode,
     TlsVersion,
@@ -56,7 +56,9 @@ from rookery.config_kinds import (
 )
 from rookery.core.access import GuestMode
 from rookery.errors import InvalidConfig
-from rookery.store.compression import NEEDS_ZSTD, is_available
+from rookery.format.compression import NEEDS_ZSTD, is_available
+from rookery.wire.face import PortSetting
+from rookery.wire.protocols import PROTOCOLS, ports
 
 LOG_FILE: Final = "raven-mq.log"
 JWT_SECRET_BYTES_MIN: Final = 32
@@ -77,28 +79,27 @@ class At:
     help: str
 
 
+def _default_ports() -> dict[str, int | None]:
+    return {port.listener: port.default for port in ports()}
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
     """What a server runs with. A port of None is switched off, of 0 any free one."""
 
     config: Annotated[FilePath | None, At("ROOKERY_CONFIG", None, f"settings file, {CONFIG_FILE} if there")] = None
 
-    http_port: Annotated[Port, At("APP_PORT", "http.port", "port of HTTP")] = 8080
-    amqp_port: Annotated[Port, At("ROOKERY_AMQP_PORT", "amqp.port", "port of AMQP 0-9-1")] = 5672
-    amqp_tls_port: Annotated[
-        Port, At("ROOKERY_AMQP_TLS_PORT", "amqp.tls_port", "port of AMQP over TLS, open if there is a certificate")
-    ] = 5671
-    http_tls_port: Annotated[
-        Port, At("ROOKERY_HTTP_TLS_PORT", "http.tls_port", "port of HTTP over TLS, open if there is a certificate")
-    ] = None
-    mqtt_port: Annotated[Port, At("ROOKERY_MQTT_PORT", "mqtt.port", "port of MQTT")] = 1883
-    line_port: Annotated[Port, At("ROOKERY_LINE_PORT", "line.port", "port of the line protocol")] = 2122
-    line_tls_port: Annotated[
-        Port,
-        At("ROOKERY_LINE_TLS_PORT", "line.tls_port", "port of the line protocol over TLS, if there is a certificate"),
-    ] = None
+    ports: Mapping[str, int | None] = field(default_factory=_default_ports)
+    """By listener (`http`, `https`, `amqp` …); one that is missing is switched off."""
     host: Annotated[Host, At("APP_HOST", "server.host", "address to listen on")] = "0.0.0.0"  # noqa: S104
-    env: Annotated[AppEnv, At("APP_ENV", "server.env", "production or development")] = "production"
+    env: Annotated[
+        AppEnv,
+        At(
+            "APP_ENV",
+            "server.env",
+            "production: JSON logs, short internal errors; development: readable logs, tracebacks",
+        ),
+    ] = "production"
     log_level: Annotated[Level, At("LOG_LEVEL", "log.level", "least level that is logged")] = "info"
     log_dir: Annotated[
         FilePath | None,
@@ -178,7 +179,7 @@ class Settings:
         ),
     ] = 1_000
 
-    store_backend: Annotated[StoreBackend, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
+    store_backend: Annotated[Store, At("STORE_BACKEND", "store.backend", "where messages are kept")] = "journal"
     data_dir: Annotated[
         FilePath,
         At("ROOKERY_DATA_DIR", "store.data_dir", f"directory of the journal; {DB_FILE}, as Raven-MQ says, is the same"),
@@ -187,9 +188,6 @@ class Settings:
         FilePath,
         At("ROOKERY_PIPELINES_DIR", "pipelines.dir", "root of pipelines on Spark: checkpoints, state, lake tables"),
     ] = Path("rookery-pipelines")
-    redis_url: Annotated[RedisUrl, At("REDIS_URL", "store.redis_url", "for STORE_BACKEND=redis")] = None
-    database_url: Annotated[DatabaseUrl, At("DATABASE_URL", "store.database_url", "for STORE_BACKEND=postgres")] = None
-    shards: Annotated[int, whole(1, 256), At("ROOKERY_SHARDS", "store.shards", "shards that tenants are placed on")] = 1
     sync: Annotated[
         SyncMode,
         At(
@@ -281,7 +279,8 @@ class Settings:
         int, whole(0, 65_535), At("ROOKERY_HEARTBEAT_SEC", "amqp.heartbeat_sec", "AMQP heartbeat proposed, 0 for none")
     ] = 60
     message_max_bytes: Annotated[
-        Bytes, At("ROOKERY_MESSAGE_MAX_BYTES", "limits.message_max_bytes", "largest message over AMQP and MQTT")
+        Bytes,
+        At("ROOKERY_MESSAGE_MAX_BYTES", "limits.message_max_bytes", "largest message over AMQP and the line protocol"),
     ] = 128 << 20
     http_body_max_bytes: Annotated[
         Bytes, At("ROOKERY_HTTP_BODY_MAX_BYTES", "limits.http_body_max_bytes", "largest request body over HTTP")
@@ -317,12 +316,16 @@ class Settings:
         """Gather the settings. `flags` is by field name; a None in it means that the flag was not given."""
         layers = [_from_flags(flags), _from_environ(environ), _from_env_file(cwd / ENV_FILE)]
         layers.append(_from_toml(_first(layers, "config"), environ, cwd))
-        values: dict[str, Any] = {}
+        chosen: dict[str, int | None] = _default_ports()
+        values: dict[str, Any] = {"ports": chosen}
         sources: dict[str, str] = {}
-        for setting in SETTINGS:
+        for setting in _table().rows:
             given = _first(layers, setting.field)
             if given is not None and given.text:
-                values[setting.field] = _read(setting, given)
+                if setting.listener:
+                    chosen[setting.listener] = _read(setting, given)
+                else:
+                    values[setting.field] = _read(setting, given)
                 sources[setting.field] = given.source
             elif given is not None:
                 sources[setting.field] = f"default ({given.source} is empty)"
@@ -339,8 +342,7 @@ class Settings:
 
     def secrets(self) -> tuple[str, ...]:
         """The secrets among the settings, for whoever must not show them. Very short ones would hide every word."""
-        texts = [getattr(self, setting.field) for setting in SETTINGS if setting.kind.secret]
-        texts += [urlsplit(text).password for text in texts if text and "://" in text]
+        texts = [setting.value(self) for setting in _table().rows if setting.kind.secret]
         return tuple(text for text in texts if text and len(text) >= HIDDEN_CHARS_MIN)
 
     def describe(self) -> list[SettingRow]:
@@ -348,17 +350,17 @@ class Settings:
         return [
             SettingRow(
                 setting.variable,
-                setting.show(getattr(self, setting.field)),
+                setting.show(setting.value(self)),
                 self.sources.get(setting.field, "default"),
                 setting.flag,
                 setting.key or "",
                 setting.help,
             )
-            for setting in SETTINGS
+            for setting in _table().rows
         ]
 
     def __repr__(self) -> str:
-        shown = (f"{setting.field}={setting.show(getattr(self, setting.field))!r}" for setting in SETTINGS)
+        shown = (f"{setting.field}={setting.show(setting.value(self))!r}" for setting in _table().rows)
         return f"Settings({', '.join(shown)})"
 
 
@@ -375,7 +377,7 @@ class SettingRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table."""
+    """One line of the table. `listener` is whose port it is, empty for what is no port."""
 
     field: str
     variable: str
@@ -383,24 +385,48 @@ class Setting:
     help: str
     default: Any
     kind: Kind
+    listener: str = ""
 
     @property
     def flag(self) -> str:
         return "--" + self.field.replace("_", "-")
+
+    def value(self, settings: Settings) -> Any:
+        return settings.ports.get(self.listener) if self.listener else getattr(settings, self.field)
 
     def show(self, value: Any) -> str:
         """The value as a source would spell it, a secret masked; nothing for a setting without a value."""
         return "" if value is None and self.kind.read is not read_port else self.kind.show(value)
 
 
-def _table() -> tuple[Setting, ...]:
-    hints = get_type_hints(Settings, include_extras=True)
-    return tuple(
-        Setting(each.name, at.variable, at.key, at.help, each.default, _kind_of(hints[each.name]))
-        for each in fields(Settings)
-        for at in getattr(hints[each.name], "__metadata__", ())
-        if isinstance(at, At)
-    )
+class _Table:
+    """The lines by each of their names, those of `ports` where `Settings.ports` stands."""
+
+    def __init__(self, ports: tuple[PortSetting, ...]) -> None:
+        hints = get_type_hints(Settings, include_extras=True)
+        rows: list[Setting] = []
+        for each in fields(Settings):
+            if each.name == "ports":
+                rows += [
+                    Setting(port.field, port.variable, port.key, port.help, port.default, _kind_of(Port), port.listener)
+                    for port in ports
+                ]
+            for at in getattr(hints[each.name], "__metadata__", ()):
+                if isinstance(at, At):
+                    kind = _kind_of(hints[each.name])
+                    rows.append(Setting(each.name, at.variable, at.key, at.help, each.default, kind))
+        self.rows = tuple(rows)
+        self.by_field = {setting.field: setting for setting in rows}
+        self.by_variable = {setting.variable: setting for setting in rows}
+        self.by_key = {setting.key: setting for setting in rows if setting.key is not None}
+
+
+_table_of = lru_cache(maxsize=2)(_Table)
+
+
+def _table() -> _Table:
+    """The table with the ports of the protocols that there are now."""
+    return _table_of(ports())
 
 
 def _kind_of(hint: Any) -> Kind:
@@ -415,11 +441,22 @@ def _kind_of(hint: Any) -> Kind:
     raise AssertionError(f"no kind for {hint}")
 
 
-SETTINGS: Final = _table()
-_BY_FIELD: Final = {setting.field: setting for setting in SETTINGS}
-_BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-_BY_KEY: Final = {setting.key: setting for setting in SETTINGS if setting.key is not None}
+SETTINGS: Final = _table().rows
 _OTHERS: Final = frozenset(CLIENT_SETTINGS.values())
+
+PLANNED: Final = {
+    "ROOKERY_MQTT_PORT": ("mqtt_port", "mqtt.port", "MQTT"),
+    "ROOKERY_SHARDS": ("shards", "store.shards", "more than one shard"),
+    "REDIS_URL": ("redis_url", "store.redis_url", "a store in Redis"),
+    "DATABASE_URL": ("database_url", "store.database_url", "a store in PostgreSQL"),
+}
+"""Settings that come with features still to be built: variable, then field, TOML key and feature.
+
+None of them is accepted. A flag or a TOML key of these names stops the start, a `ROOKERY_` variable is reported;
+`REDIS_URL` and `DATABASE_URL` in an environment are most often another program's, so they are passed over.
+"""
+_PLANNED_FIELDS: Final = {field: what for field, _, what in PLANNED.values()}
+_PLANNED_KEYS: Final = {key: what for _, key, what in PLANNED.values()}
 
 
 # Where values come from
@@ -441,21 +478,28 @@ class _Layer(NamedTuple):
 
 def _from_flags(flags: Mapping[str, object]) -> _Layer:
     found = {}
+    known = _table().by_field
     for name, value in flags.items():
-        if name not in _BY_FIELD:
-            raise InvalidConfig(f"there is no setting {name!r}{_suggest(name, _BY_FIELD)}", argument=name)
+        if name in _PLANNED_FIELDS:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidConfig(f"{flag}: {_not_available(_PLANNED_FIELDS[name])}", argument=name)
+        if name not in known:
+            raise InvalidConfig(f"there is no setting {name!r}{_suggest(name, known)}", argument=name)
         if value is not None:
-            found[name] = _Given(_as_text(_BY_FIELD[name], value, "flag"), f"flag {_BY_FIELD[name].flag}")
+            found[name] = _Given(_as_text(known[name], value, "flag"), f"flag {known[name].flag}")
     return _Layer(found, [])
 
 
 def _from_environ(environ: Mapping[str, str]) -> _Layer:
     found = {}
     warnings = []
+    known = _table().by_variable
     for name, text in environ.items():
-        setting = _BY_VARIABLE.get(name)
+        setting = known.get(name)
         if setting is not None:
             found[setting.field] = _Given(text.strip(), f"variable {name}")
+        elif name in PLANNED:
+            warnings += _about_planned(name, f"variable {name}")
         elif name.startswith("ROOKERY_") and name not in _OTHERS and not _is_service_link(name, text):
             warnings.append(f"variable {name} is not a setting{_suggest_variable(name)}")
     if environ.get(DB_FILE, "").strip():
@@ -467,11 +511,14 @@ def _from_env_file(path: Path) -> _Layer:
     found = {}
     warnings = []
     said = parse_env_file(_read_file(path)) if path.is_file() else {}
+    known = _table().by_variable
     for name, (text, line) in said.items():
-        setting = _BY_VARIABLE.get(name)
+        setting = known.get(name)
         if setting is not None:
             found[setting.field] = _Given(text.strip(), f"{path.name} line {line}")
-        if setting is not None or name in _OTHERS:
+        if name in PLANNED:
+            warnings += _about_planned(name, f"{path.name} line {line}, {name}")
+        if setting is not None or name in _OTHERS or name in PLANNED:
             continue
         # The file may serve other programs too: only what is ours, or nearly ours, is worth a word.
         advice = _suggest_variable(name)
@@ -496,14 +543,26 @@ def _from_toml(chosen: _Given | None, environ: Mapping[str, str], cwd: Path) -> 
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"{path.name} is not valid TOML: {error}", argument=path.name) from None
     found = {"config": _Given(str(path), "working directory")}
+    known = _table().by_key
     for key, value in _flatten(document):
-        setting = _BY_KEY.get(key)
+        setting = known.get(key)
         if key in CLIENT_SETTINGS:
             continue
+        if key in _PLANNED_KEYS:
+            raise InvalidConfig(f"{path.name} {key}: {_not_available(_PLANNED_KEYS[key])}", argument=key)
         if setting is None:
-            raise InvalidConfig(f"{path.name}: there is no setting {key}{_suggest(key, _BY_KEY)}", argument=key)
+            raise InvalidConfig(f"{path.name}: there is no setting {key}{_suggest(key, known)}", argument=key)
         found[setting.field] = _Given(_as_text(setting, value, path.name), f"{path.name} {key}")
     return _Layer(found, [])
+
+
+def _not_available(feature: str) -> str:
+    return f"{feature} is not available in this version"
+
+
+def _about_planned(name: str, source: str) -> list[str]:
+    """What to say of a variable that does nothing yet; nothing of one that other programs have too."""
+    return [f"{source} has no effect: {_not_available(PLANNED[name][2])}"] if name.startswith("ROOKERY_") else []
 
 
 def _first(layers: list[_Layer], name: str) -> _Given | None:
@@ -522,7 +581,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     rows: list[tuple[str, Any]] = []
     for name, value in table.items():
         key = prefix + name
-        if isinstance(value, dict) and key not in _BY_KEY:
+        if isinstance(value, dict) and key not in _table().by_key:
             rows.extend(_flatten(value, key + "."))
         else:
             rows.append((key, value))
@@ -547,6 +606,10 @@ def _as_text(setting: Setting, value: object, where: str) -> str:
 def _read(setting: Setting, given: _Given) -> Any:
     try:
         return setting.kind.read(given.text)
+    except NotAvailable:
+        words = setting.kind.expects.removeprefix("one of ")
+        text = f"{_not_available(f'{setting.variable}={given.text}')}; available: {words} ({given.source})"
+        raise InvalidConfig(text, argument=setting.variable) from None
     except ValueError:
         instead = "" if setting.kind.secret else f", not {given.text!r}"
         text = f"{setting.variable} must be {setting.kind.expects}{instead} ({given.source})"
@@ -566,10 +629,11 @@ def _is_service_link(name: str, text: str) -> bool:
 
 def _suggest_variable(name: str) -> str:
     bare = name.removeprefix("ROOKERY_")
-    if bare in _BY_VARIABLE:
+    table = _table()
+    if bare in table.by_variable:
         return f"; did you mean {bare}?"
-    setting = _BY_FIELD.get(bare.lower())
-    return f"; did you mean {setting.variable}?" if setting else _suggest(name, _BY_VARIABLE)
+    setting = table.by_field.get(bare.lower())
+    return f"; did you mean {setting.variable}?" if setting else _suggest(name, table.by_variable)
 
 
 def _suggest(name: str, known: Mapping[str, Setting]) -> str:
@@ -583,17 +647,14 @@ def _suggest(name: str, known: Mapping[str, Setting]) -> str:
 
 def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warnings: list[str]) -> None:
     settings = Settings(**values)
-    needed = (
-        ("auth_mode", "bearer", "jwt_secret"),
-        ("store_backend", "redis", "redis_url"),
-        ("store_backend", "postgres", "database_url"),
-    )
+    table = _table().by_field
+    needed = (("auth_mode", "bearer", "jwt_secret"),)
     for name, value, other in needed:
         if getattr(settings, name) == value and getattr(settings, other) is None:
             if other == "jwt_secret" and settings.jwt_key_file is not None:
                 continue
-            variable = _BY_FIELD[other].variable
-            text = f"{_BY_FIELD[name].variable}={value} ({sources[name]}) needs {variable}"
+            variable = table[other].variable
+            text = f"{table[name].variable}={value} ({sources[name]}) needs {variable}"
             raise InvalidConfig(text, argument=variable)
     if not is_available(settings.compression):
         text = f"ROOKERY_COMPRESSION={settings.compression} ({sources['compression']}): {NEEDS_ZSTD}"
@@ -616,16 +677,19 @@ def _check_together(values: Mapping[str, Any], sources: Mapping[str, str], warni
 
 
 def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:
+    table = _table().by_field
+    over_tls = {protocol.ports()[1].field: protocol for protocol in PROTOCOLS.values()}
     needed = (
         (settings.tls_key is not None, "tls_key", "tls_cert"),
         (settings.tls_clients != "off", "tls_clients", "tls_cert"),
         (settings.tls_clients != "off", "tls_clients", "tls_ca"),
-        (settings.http_tls_port is not None, "http_tls_port", "tls_cert"),
-        (settings.line_tls_port is not None, "line_tls_port", "tls_cert"),
-        (settings.amqp_tls_port not in (None, Settings.amqp_tls_port), "amqp_tls_port", "tls_cert"),
+        *(
+            (settings.ports.get(protocol.tls_name) not in (None, protocol.tls_port), name, "tls_cert")
+            for name, protocol in over_tls.items()
+        ),
     )
     for wanted, name, other in needed:
         if wanted and getattr(settings, other) is None:
-            variable = _BY_FIELD[other].variable
-            text = f"{_BY_FIELD[name].variable} ({sources[name]}) needs {variable}"
+            variable = table[other].variable
+            text = f"{table[name].variable} ({sources[name]}) needs {variable}"
             raise InvalidConfig(text, argument=variable)

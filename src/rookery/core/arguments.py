@@ -13,7 +13,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from rookery.properties import Timestamp
+from rookery.format.properties import Timestamp
 
 DEPTH_MAX: Final = 32
 _DIGEST_BYTES: Final = 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery.model import NEVER
+from rookery.format.model import NEVER
 
 if TYPE_CHECKING:
     from rookery.core.entries import Entry, Lease, Park
@@ -46,7 +46,9 @@ class Credit:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Subscription:
-    """A standing demand. `limit` is its credit: how many unsettled deliveries it holds at most."""
+    """A standing demand. `limit` is its credit: how many unsettled deliveries it holds at most. While an `exclusive`
+    one is there, its queue takes no other.
+    """
 
     def __init__(self, queue: Queue, limit: i64, lease_ms: i64, no_ack: bool, priority: i64, tracked: bool) -> None:
         self.queue = queue
@@ -56,6 +58,7 @@ class Subscription:
         self.priority: i64 = priority
         self.tracked = tracked
         self.once = False
+        self.exclusive = False
         self.active = False
         self.paused = False
         self.inflight: i64 = 0
@@ -63,6 +66,10 @@ class Subscription:
         self.shared: Credit | None = None
         self.name: str = ""
         self.parked: Park | None = None
+
+    def peer(self) -> object:
+        """The connection that it delivers to, None where there is none."""
+        return None
 
     def has_credit(self) -> bool:
         if self.inflight >= self.limit or self.paused:

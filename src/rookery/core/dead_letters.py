@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i32, i64
 
-from rookery import properties
-from rookery.core import history
+from rookery.core import history, publishing
 from rookery.core.delays import hold_back
 from rookery.core.entries import PARKED, READY
 from rookery.errors import InvalidArgument, RookeryError
-from rookery.model import DEAD, PERSISTENT, Death, Message, Route
+from rookery.format import properties
+from rookery.format.model import DEAD, FLAGS_MASK, Death, Message, Route
 
 if TYPE_CHECKING:
     from rookery.core.entries import Entry
     from rookery.core.queue import Queue
     from rookery.core.stream import Stream
-    from rookery.core.topology import Tenant
+    from rookery.core.topology import Tenant, Way
 
 DEPTH_MAX: Final[i64] = 64
 """How many burials one step may cause in a chain of full queues."""
@@ -66,29 +66,13 @@ def bury(tenant: Tenant, queue: Queue, message: Message, attempts: i64, reason: 
         return False
     letter = _letter(tenant, queue, message, attempts, reason, detail, name, key)
     due_ms = hold_back(letter, queue.shard.wall_ms) if delays else 0
-    make_lasting(targets, letter)
-    arrived = bool(streams)
-    for stream in streams:
-        stream.append(letter)
+    targets = [target for target in targets if not _goes_round(letter, target.name)]
     tenant.death_depth += 1
-    for target in targets:
-        if not _goes_round(letter, target.name) and target.accept(letter, False, due_ms):
-            arrived = True
+    arrived = publishing.bring(targets, streams, letter, False, due_ms)
     tenant.death_depth -= 1
     if not arrived:
         tenant.dead_letters_lost += 1
-    return arrived
-
-
-def make_lasting(queues: list[Queue], message: Message) -> None:
-    """A message that is about to enter a quorum queue is persistent, whatever its publisher said.
-
-    This is decided before it enters any: what is written is counted by placements.
-    """
-    for queue in queues:
-        if queue.quorum:
-            message.flags |= PERSISTENT
-            return
+    return arrived > 0
 
 
 def _letter(
@@ -102,7 +86,7 @@ def _letter(
         props = properties.without_expiration(props)
     if queue.settings.dead_letter_key is not None and history.copies_of(props):
         props = properties.with_headers(props, {history.COPIES_HEADER: None})
-    flags: i32 = (message.flags & 255) | DEAD
+    flags: i32 = (message.flags & FLAGS_MASK) | DEAD
     return Message(route, props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
 
 
@@ -142,26 +126,26 @@ def _goes_round(letter: Message, target: str) -> bool:
     return False
 
 
-def bury_new(tenant: Tenant, targets: list[Queue], origin: str, message: Message, detail: str) -> None:
-    """A message that its publisher gives up on enters the target queues as a dead letter of `origin`."""
+def bury_new(tenant: Tenant, way: Way, origin: str, message: Message, detail: str) -> None:
+    """A message that its publisher gives up on enters what a way leads to, as a dead letter of `origin`."""
     route = Route("", "")
     route.origin_id = message.public_id
     now = tenant.shard.wall_ms
     came = message.route
     route.deaths = [Death(origin, "rejected", detail, came.exchange, came.key, 0, now, now, 1)]
-    letter = Message(route, message.props, message.body, message.id, message.priority, 0, (message.flags & 255) | DEAD)
-    make_lasting(targets, letter)
-    for target in targets:
-        target.accept(letter, False)
+    flags: i32 = (message.flags & FLAGS_MASK) | DEAD
+    letter = Message(route, message.props, message.body, message.id, message.priority, 0, flags)
+    targets = tenant.queues_for(way, letter.props)
+    publishing.bring(targets, tenant.streams_met, letter)
 
 
 def revive_to_topic(tenant: Tenant, message: Message, exchange: str) -> int:
     """Publish a dead letter again as it was published first; how many queues it reached."""
     first = message.route.deaths[-1]
     way = tenant.way(tenant.exchange(exchange), first.key)
-    flags: i32 = message.flags & 255 & ~DEAD
+    flags: i32 = message.flags & FLAGS_MASK & ~DEAD
     again = Message(way.route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
-    return tenant.shard.post(tenant, way, again, 0)
+    return publishing.post(tenant.shard, tenant, way, again, 0, publishing.EACH)
 
 
 def _in_turn(queue: Queue) -> Iterator[Entry]:
@@ -241,12 +225,11 @@ def _revive(tenant: Tenant, queue: Queue, entry: Entry, origin: Queue) -> None:
     route = Route(death.exchange, death.key)
     route.origin_id = message.public_id
     route.deaths = list(message.route.deaths)
-    flags: i32 = message.flags & 255 & ~DEAD
+    flags: i32 = message.flags & FLAGS_MASK & ~DEAD
     revived = Message(route, message.props, message.body, tenant.shard.new_id(), message.priority, 0, flags)
-    make_lasting([origin], revived)
     queue.remove(entry)
     queue.moved_out += 1
-    origin.accept(revived, True)
+    publishing.bring([origin], [], revived, True)
 
 
 def move(
@@ -285,12 +268,11 @@ def moving(
             message.id,
             message.priority,
             message.expires_ms,
-            message.flags & 255,
+            message.flags & FLAGS_MASK,
         )
-        make_lasting([target], again)
         queue.remove(entry)
         queue.moved_out += 1
-        target.accept(again, True)
+        publishing.bring([target], [], again, True)
         moved += 1
         yield True
 

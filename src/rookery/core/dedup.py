@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from rookery import properties
 from rookery.errors import InvalidArgument
+from rookery.format import properties
 
 KEYS_MAX: Final = 1_000_000
 WINDOW_MS: Final = 86_400_000
@@ -184,13 +184,6 @@ class Dedup:
         place = marks.scopes.get(scope)
         if place is not None and (place, key) in marks.all:
             marks.drop((place, key))
-            self.hidden = True
-
-    def forget_old(self, now_ms: int) -> None:
-        """Drop the oldest keys whose window is over."""
-        if self._marks.drop_old(now_ms, len(self._marks.all)) + self._requests.drop_old(
-            now_ms, len(self._requests.all)
-        ):
             self.hidden = True
 
     def forget_scope(self, scope: str) -> bool:

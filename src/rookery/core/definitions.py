@@ -35,8 +35,8 @@ from rookery.core.stream import Stream
 from rookery.core.topology import STANDARD_EXCHANGES, Exchange, Tenant, kind_of
 from rookery.core.webhooks import Webhook
 from rookery.errors import AccessRefused, InvalidArgument, InvalidType, Locked
-from rookery.fieldtables import DEPTH_MAX
-from rookery.properties import Timestamp
+from rookery.format.fieldtables import DEPTH_MAX
+from rookery.format.properties import Timestamp
 
 VERSION: Final = 1
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from rookery import properties
 from rookery.errors import InvalidArgument
-from rookery.model import Message
+from rookery.format import properties
+from rookery.format.model import Message
 
 DELAY_HEADER: Final = "x-delay"
 DELAY_MAX_MS: Final = 1 << 53

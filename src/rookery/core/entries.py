@@ -12,7 +12,7 @@ from mypy_extensions import i32, i64, mypyc_attr, u8
 
 from rookery.core.index import Heap
 from rookery.core.paging import Paged
-from rookery.model import Message
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
     from rookery.core.consumers import Subscription

@@ -4,6 +4,7 @@ Whether a message is told of is decided once, when it is published, and goes wit
 it one of 2, 4, 8 …, chosen by its number; a burst thins them out at once, and from second to second the rate decides.
 The weight of the choice stands in each of its events, so counting weights is honest and a journey is told whole or not
 at all. Exact counts of every queue and exchange go in from time to time beside them, with what they grew by.
+`event_kinds` lists the kinds of events and their fields.
 
 Events are notes until the next tick; nothing on the hot path encodes them, and nobody waits for them. There are no
 events about the stream of events itself.
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Final, final
 import msgspec
 from mypy_extensions import i32, i64
 
-from rookery import properties
 from rookery.core import streams
+from rookery.core.event_kinds import Kind, LeaseEnd
 from rookery.core.snapshots import COUNTERS, dead_count
 from rookery.core.stream import Partition
-from rookery.model import NEVER, PERSISTENT, SAMPLE_SHIFT, SAMPLED, Message, Route
-from rookery.rendering import plain_table
+from rookery.format import properties
+from rookery.format.model import NEVER, PERSISTENT, SAMPLE_SHIFT, SAMPLED, Message, Route
+from rookery.format.rendering import plain_table
 
 if TYPE_CHECKING:
     from rookery.core.consumers import Subscription
@@ -50,7 +52,7 @@ SNAPSHOT_SLICE: Final = 500
 NOTES_MAX: Final[i64] = 50_000
 """More notes than this between two ticks are dropped, and counted."""
 
-_Note = tuple[str, int, str, str, Message, int, int, int, str, str]
+_Note = tuple[Kind, int, str, str, Message, int, int, int, str, str]
 
 EXCHANGE_COUNTERS: Final = ("published", "unroutable", "bytes")
 
@@ -129,7 +131,7 @@ class Events:
 
     def _note(
         self,
-        kind: str,
+        kind: Kind,
         tenant: str,
         queue: str,
         message: Message,
@@ -151,13 +153,17 @@ class Events:
         """It is about to be offered to so many queues and streams."""
         self._note("published" if reached else "unroutable", tenant.name, "", message, 0, reached, 0, "")
 
+    def appended(self, tenant: Tenant, message: Message, size: i64) -> None:
+        """A staged message, whose body of that size is not here any more, is in its stream now."""
+        self._note("published", tenant.name, "", message, 0, 1, size, "")
+
     def delivered(self, queue: Queue, entry: Entry, consumer: str) -> None:
         waited = self._shard.wall_ms - entry.enqueued_ms
         attempts = i64(entry.attempts)
         self._note("delivered", queue.tenant.name, queue.name, entry.message, attempts, waited, 0, "", consumer)
 
     def settled(
-        self, kind: str, queue: Queue, entry: Entry, delivered_ms: i64, reason: str, holder: Subscription | None
+        self, kind: LeaseEnd, queue: Queue, entry: Entry, delivered_ms: i64, reason: str, holder: Subscription | None
     ) -> None:
         """It was acked, retried or released, so long after it entered and after it was delivered."""
         shard = self._shard
@@ -169,7 +175,7 @@ class Events:
 
     def left(self, queue: Queue, entry: Entry, arrived: bool, reason: str, detail: str) -> None:
         """It died in its queue."""
-        kind = "dead_lettered" if arrived else "expired" if reason == "expired" else "dropped"
+        kind: Kind = "dead_lettered" if arrived else "expired" if reason == "expired" else "dropped"
         lived = self._shard.wall_ms - entry.enqueued_ms
         why = reason if not detail or detail == reason else f"{reason}: {detail}"
         self._note(kind, queue.tenant.name, queue.name, entry.message, i64(entry.attempts), lived, 0, why)
@@ -250,6 +256,8 @@ class Events:
             row["reason"] = reason or None
         else:
             row["reached"] = first
+            # the body of a staged record is not here, but its size
+            row["size_bytes"] = second or len(message.body)
         if route.deaths:
             death = route.deaths[0]
             row["dlq_source"] = {"queue": death.queue, "exchange": death.exchange, "routing_key": death.key}

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery import properties
+from rookery.core import publishing
 from rookery.core.policy import QueueSettings
 from rookery.core.queue import Queue
 from rookery.core.stream import Follower, Partition, Stream
-from rookery.fieldtables import Long
-from rookery.model import Message
+from rookery.format import properties
+from rookery.format.fieldtables import Long
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
@@ -191,7 +192,8 @@ class Feed(Following):
     def take(self, index: i64, offset: i64, record: bytes) -> None:
         stored = self.stream.tenant.shard.message_of(record)
         props = properties.with_headers(stored.props, {OFFSET_HEADER: Long(int(offset))})
-        self.queue.offer(Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0), 0)
+        message = Message(stored.route, props, stored.body, stored.id, stored.priority, 0, 0)
+        publishing.offer_again([self.queue], message)
 
     def is_empty(self) -> bool:
         return not self.queue.ready

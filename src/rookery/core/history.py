@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rookery import properties
 from rookery.errors import InvalidArgument
-from rookery.model import Death
+from rookery.format import properties
+from rookery.format.model import Death
 
 COPIES_HEADER: Final = "CC"
 HISTORY_HEADER: Final = "x-death"

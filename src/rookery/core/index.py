@@ -10,8 +10,8 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from rookery._bytes import append, pop, vec
-from rookery.model import NEVER
+from rookery.format.bytes import append, pop, vec
+from rookery.format.model import NEVER
 
 SLACK: Final[i64] = 1024
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from rookery.core import publishing
 from rookery.core.entries import Entry
 from rookery.core.queue import Queue
 from rookery.core.topology import KEPT, Tenant
-from rookery.model import Message
+from rookery.format.model import FLAGS_MASK, PERSISTENT, Message
 
 TOPICS: Final = "amq.topic"
-"""The exchange on which topics of the embedded face, MQTT topics and AMQP bindings meet."""
+"""The exchange on which topics of the embedded face and AMQP bindings meet."""
 
 PREFIX: Final = KEPT
 KEEP_MS: Final = 7 * 86_400_000
@@ -62,9 +63,9 @@ def replay(tenant: Tenant, key: str, limit: int) -> int:
     way = tenant.way(tenant.exchange(TOPICS), key)
     for entry in entries:
         old = entry.message
-        flags = old.flags & 0xFE  # not persistent: it is kept already
+        flags = old.flags & FLAGS_MASK & ~PERSISTENT  # it is kept already
         again = Message(old.route, old.props, old.body, old.id, old.priority, old.expires_ms, flags)
-        for queue in tenant.queues_for(way, old.props):
-            if not queue.name.startswith(PREFIX) and queue is not kept:
-                queue.offer(again, 0)
+        found = tenant.queues_for(way, old.props)
+        queues = [queue for queue in found if not queue.name.startswith(PREFIX) and queue is not kept]
+        publishing.offer_again(queues, again)
     return len(entries)

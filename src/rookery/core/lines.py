@@ -14,7 +14,7 @@ from mypy_extensions import i32, i64
 from rookery.core.consumers import KEY_HASH
 from rookery.core.entries import GONE, READY, Entry, Level
 from rookery.core.paging import Page, Paged
-from rookery.model import DEAD, NEVER, PERSISTENT, Message
+from rookery.format.model import DEAD, NEVER, PERSISTENT, Message
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
-from rookery._bytes import BytesWriter, append, vec
 from rookery.core.entries import DELAYED, GONE, READY, Entry
 from rookery.core.paging import PLACE_BITS
 from rookery.errors import RookeryError
-from rookery.model import Message
-from rookery.store import records
+from rookery.format import records
+from rookery.format.bytes import BytesWriter, append, vec
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue
     from rookery.core.stream import Partition
-
-IDS_BLOCK: Final[i64] = 1 << 20
 
 REDELIVERED: Final[i64] = 1
 """A flag of a placement."""
@@ -406,7 +404,9 @@ class Log:
             self._place(w, queue, entry)
         records.end_put(w, at)
         self.add_live(message.segment, -len(live))
-        message.set_segment(segment)
+        for _, entry in live:
+            # those that were paged and read back have the message each for itself
+            entry.message.set_segment(segment)
         self.add_live(segment, len(live))
         self.puts += len(live)
 

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from rookery._bytes import append, vec
+from rookery.format.bytes import append, vec
 
 BUCKETS: Final[i64] = 44
 

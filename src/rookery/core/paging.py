@@ -11,8 +11,8 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery._bytes import append, vec
-from rookery.model import NEVER
+from rookery.format.bytes import append, vec
+from rookery.format.model import NEVER
 
 PAGE_ENTRIES: Final[i64] = 1024
 PLACE_BITS: Final[i64] = 36

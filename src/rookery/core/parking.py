@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from rookery import properties
 from rookery.core.entries import DELAYED, LEASED, PARKED, Entry, Park
 from rookery.errors import InvalidArgument
-from rookery.model import Message
+from rookery.format import properties
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue

@@ -1,5 +1,6 @@
 """What can be said about a queue: its settings, the defaults of each face, and policies that apply by name pattern.
 
+Which settings there are is said by the table in `core.queue_settings`.
 A queue keeps what its declarer said. What holds is computed from that: the defaults of the face that created it, then
 the policy with the highest priority whose pattern matches its name, then the declarer's own words. Defaults and
 policies take no part in redeclare equivalence, and a policy change reaches queues that exist.
@@ -13,46 +14,58 @@ from typing import Final
 from rookery.core.consumers import DISTRIBUTIONS
 from rookery.core.patterns import Pattern, PatternError
 from rookery.core.queue import OVERFLOWS
+from rookery.core.queue_settings import FACES as FACE_NAMES
+from rookery.core.queue_settings import QUEUE_SETTINGS, QueueSetting
 from rookery.errors import InvalidArgument, InvalidType
 
-BACKOFFS: Final = ("fixed", "linear", "exponential")
-QUEUE_TYPES: Final = ("classic", "quorum")
-"""A quorum queue keeps every message as if it were persistent, and counts every delivery."""
-TIME_MAX_MS: Final = 1 << 53
-"""No delay, lease or time to live may be longer: 285,000 years."""
+SETTINGS: Final[dict[str, QueueSetting]] = {row.name: row for row in QUEUE_SETTINGS}
+"""The rows of the table of settings by name."""
+
+FIXED_AT_DECLARE: Final = frozenset(row.name for row in QUEUE_SETTINGS if not row.by_policy)
+
+FACES: Final[dict[str, dict[str, object]]] = {
+    face: {row.name: row.faces[face] for row in QUEUE_SETTINGS if face in row.faces} for face in FACE_NAMES
+}
+"""The defaults of each face, where they are not those of the table."""
 
 
 class QueueSettings:
     """The settings in force for one queue. Durations of 0, and a time to live or counts below 0, mean "none"."""
 
+    # The types of the settings: written by tools/make_tables.py
+    durable: bool
+    auto_delete: bool
+    expires_ms: int
+    ttl_ms: int
+    length_max: int
+    bytes_max: int
+    overflow: str
+    dead_letter_exchange: str | None
+    dead_letter_key: str | None
+    dead_letter_queue: str | None
+    max_attempts: int
+    backoff: str
+    backoff_base_ms: int
+    backoff_max_ms: int
+    backoff_jitter: float
+    ordered: bool
+    priority_max: int
+    single_active: bool
+    distribution: str
+    grouped: bool
+    lease_ms: int
+    dedup_window_ms: int
+    dedup: bool
+    queue_type: str
+    consumer_timeout_ms: int
+    arguments: dict[str, object]
+    # End of settings
+    dead_letter_declared: bool
+
     def __init__(self) -> None:
-        self.durable = True
-        self.auto_delete = False
-        self.expires_ms = 0
-        self.ttl_ms = -1
-        self.length_max = -1
-        self.bytes_max = -1
-        self.overflow = "drop-head"
-        self.dead_letter_exchange: str | None = None
-        self.dead_letter_key: str | None = None
-        self.dead_letter_queue: str | None = None
+        for name, row in SETTINGS.items():
+            setattr(self, name, {} if row.type is dict else row.default)
         self.dead_letter_declared = False
-        self.max_attempts = 0
-        self.backoff = "fixed"
-        self.backoff_base_ms = 0
-        self.backoff_max_ms = 3_600_000
-        self.backoff_jitter = 0.0
-        self.ordered = True
-        self.priority_max = 0
-        self.single_active = False
-        self.distribution = "round-robin"
-        self.grouped = False
-        self.lease_ms = 30_000
-        self.dedup_window_ms = 86_400_000
-        self.dedup = False
-        self.queue_type = "classic"
-        self.consumer_timeout_ms = 0
-        self.arguments: dict[str, object] = {}
 
     @property
     def overflow_code(self) -> int:
@@ -87,71 +100,15 @@ class QueueSettings:
         return {name: getattr(self, name) for name in SETTINGS}
 
 
-# name -> (types, smallest, largest, choices)
-_Rule = tuple[tuple[type, ...], float | None, float | None, tuple[str, ...] | None]
-
-SETTINGS: Final[dict[str, _Rule]] = {
-    "durable": ((bool,), None, None, None),
-    "auto_delete": ((bool,), None, None, None),
-    "expires_ms": ((int,), 1, TIME_MAX_MS, None),
-    "ttl_ms": ((int,), 0, TIME_MAX_MS, None),
-    "length_max": ((int,), 0, 1 << 53, None),
-    "bytes_max": ((int,), 0, 1 << 53, None),
-    "overflow": ((str,), None, None, tuple(OVERFLOWS)),
-    "dead_letter_exchange": ((str,), None, 255, None),
-    "dead_letter_key": ((str,), None, 255, None),
-    "dead_letter_queue": ((str,), None, 255, None),
-    "max_attempts": ((int,), 0, 1 << 30, None),
-    "backoff": ((str,), None, None, BACKOFFS),
-    "backoff_base_ms": ((int,), 0, TIME_MAX_MS, None),
-    "backoff_max_ms": ((int,), 0, TIME_MAX_MS, None),
-    "backoff_jitter": ((float, int), 0, 1, None),
-    "ordered": ((bool,), None, None, None),
-    "priority_max": ((int,), 0, 1 << 53, None),
-    "single_active": ((bool,), None, None, None),
-    "distribution": ((str,), None, None, tuple(DISTRIBUTIONS)),
-    "grouped": ((bool,), None, None, None),
-    "lease_ms": ((int,), 1, TIME_MAX_MS, None),
-    "dedup_window_ms": ((int,), 1, TIME_MAX_MS, None),
-    "dedup": ((bool,), None, None, None),
-    "queue_type": ((str,), None, None, QUEUE_TYPES),
-    "consumer_timeout_ms": ((int,), 0, TIME_MAX_MS, None),
-    "arguments": ((dict,), None, None, None),
-}
-
-# A policy cannot change what a queue is made of.
-FIXED_AT_DECLARE: Final = frozenset({"durable", "auto_delete", "ordered", "queue_type", "arguments"})
-
-FACES: Final[dict[str, dict[str, object]]] = {
-    "embedded": {"max_attempts": 4},
-    "s0": {"max_attempts": 3, "lease_ms": 5_000, "dead_letter_queue": "{queue}.DLQ"},
-    "http": {
-        "max_attempts": 6,
-        "backoff": "exponential",
-        "backoff_base_ms": 500,
-        "dead_letter_queue": "{queue}.DLQ",
-    },
-    "line": {
-        "max_attempts": 6,
-        "backoff_base_ms": 30_000,
-        "dead_letter_queue": "{queue}.DLQ",
-        "ordered": False,
-    },
-    "amqp": {"ordered": False},
-    "mqtt": {"ordered": False},
-    "dead-letter": {},
-}
-
-
 def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """The same settings, or an error naming the first that is unknown or out of range. None counts as not said."""
     checked: dict[str, object] = {}
     for name, value in settings.items():
-        rule = SETTINGS.get(name)
-        if rule is None:
+        row = SETTINGS.get(name)
+        if row is None:
             raise InvalidArgument(f"unknown queue setting {name!r}", argument=name)
         if value is not None:
-            _check(name, value, rule)
+            _check(row, value)
             checked[name] = value
     if checked.get("dead_letter_exchange") is not None and checked.get("dead_letter_queue") is not None:
         raise InvalidArgument(
@@ -162,15 +119,16 @@ def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
     return checked
 
 
-def _check(name: str, value: object, rule: _Rule) -> None:
-    types, low, high, choices = rule
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InvalidType(f"{name} must be {types[0].__name__}, not {type(value).__name__}", argument=name)
+def _check(row: QueueSetting, value: object) -> None:
+    name, low, high = row.name, row.smallest, row.largest
+    wanted = (float, int) if row.type is float else (row.type,)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and row.type is not bool):
+        raise InvalidType(f"{name} must be {row.type.__name__}, not {type(value).__name__}", argument=name)
     if isinstance(value, str):
-        if choices is not None and value not in choices:
-            raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, not {value!r}", argument=name)
+        if row.choices and value not in row.choices:
+            raise InvalidArgument(f"{name} must be one of {', '.join(row.choices)}, not {value!r}", argument=name)
         if high is not None:
-            _check_text(name, value, int(high))
+            _check_text(row, value, high)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if low is not None and not value >= low:
             raise InvalidArgument(f"{name} must be at least {low:g}, not {value}", argument=name)
@@ -178,14 +136,15 @@ def _check(name: str, value: object, rule: _Rule) -> None:
             raise InvalidArgument(f"{name} must be at most {high:g}, not {value}", argument=name)
 
 
-def _check_text(name: str, value: str, longest: int) -> None:
+def _check_text(row: QueueSetting, value: str, longest: int) -> None:
+    name = row.name
     try:
         size = len(value.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise InvalidArgument(f"{name} is not text that can be written as UTF-8", argument=name) from None
     if size > longest:
         raise InvalidArgument(f"{name} is longer than {longest} bytes", argument=name)
-    if name == "dead_letter_queue" and (not value.strip() or any(c < " " or c == "\x7f" for c in value)):
+    if row.is_name and (not value.strip() or any(c < " " or c == "\x7f" for c in value)):
         raise InvalidArgument(f"{name} is not a name for a queue", argument=name)
 
 

@@ -29,7 +29,7 @@ from rookery.core.lines import Lines, count_origin
 from rookery.core.meters import Histogram
 from rookery.core.parking import Parking
 from rookery.core.timing import Timing
-from rookery.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, SAMPLED, Message
+from rookery.format.model import DEAD, NEVER, PERSISTENT, PRIORITY_MAX, SAMPLED, Message
 
 if TYPE_CHECKING:
     from rookery.core.policy import QueueSettings
@@ -140,7 +140,11 @@ class Queue:
         self.ttl_ms = settings.ttl_ms
         self.length_max = settings.length_max if settings.length_max >= 0 else NEVER
         self.bytes_max = settings.bytes_max if settings.bytes_max >= 0 else NEVER
-        self.bounded = self.length_max != NEVER or self.bytes_max != NEVER
+        bounded = self.length_max != NEVER or self.bytes_max != NEVER
+        if bounded != self.bounded:
+            self.bounded = bounded
+            # cached ways say whether one of their queues has a limit
+            self.tenant.version += 1
         self.overflow = settings.overflow_code
         self.max_attempts = settings.max_attempts
         self.ordered = settings.ordered
@@ -184,6 +188,11 @@ class Queue:
         key = dedup_key_of(message.props)
         return key != "" and self.tenant.is_repeat("queue:" + self.name, key)
 
+    def has_had(self, message: Message) -> bool:
+        """The same, without counting it."""
+        key = dedup_key_of(message.props)
+        return key != "" and self.tenant.dedup.find("queue:" + self.name, key, self.shard.wall_ms) != 0
+
     def _remember(self, message: Message) -> None:
         key = dedup_key_of(message.props)
         if key:
@@ -213,6 +222,22 @@ class Queue:
         if self.ready + self.delayed == 0 and self.roster.any_credit():
             return True
         return self.has_room_for(1, len(message.body))
+
+    def rejects(self, message: Message) -> bool:
+        """Whether a publish of this message would be rejected now."""
+        if self.overflow != REJECT_PUBLISH and self.overflow != REJECT_PUBLISH_DEAD_LETTER:
+            return False
+        if self._has_room(message):
+            return False
+        return not self.dedup or not self.has_had(message)
+
+    def rejects_all(self, count: i64, size_bytes: i64) -> bool:
+        """Whether publishes of that many messages and body bytes, none of them a repeat, would not all be taken."""
+        if self.overflow != REJECT_PUBLISH and self.overflow != REJECT_PUBLISH_DEAD_LETTER:
+            return False
+        if count == 1 and self.ready + self.delayed == 0 and self.roster.any_credit():
+            return False
+        return not self.has_room_for(count, size_bytes)
 
     def _refuse(self, message: Message) -> i64:
         self.refused += 1

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rookery import properties
-from rookery.core.dedup import scope_of
+from rookery.core import publishing
 from rookery.core.entries import Lease
-from rookery.errors import MessageAcknowledged, MessageNotAcked, QueueFull, Unroutable
-from rookery.model import PERSISTENT, Message
+from rookery.errors import MessageAcknowledged, MessageNotAcked, Unroutable
+from rookery.format import properties
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
+    from rookery.core.publishing import Publish
     from rookery.core.topology import Tenant
-    from rookery.core.transactions import Publish
 
 ACK_ID_HEADER: Final = "x-ack-id"
 ACK_TIMEOUT_HEADER: Final = "x-ack-timeout-ms"
@@ -54,26 +54,14 @@ class Receipts:
 
         Its property list must have the two headers. Without an ack id, its message id is taken for one.
         """
-        shard = tenant.shard
-        first = tenant.dedup.find(scope_of(p.exchange, p.key), p.dedup_key, shard.wall_ms) if p.dedup_key else 0
-        if first:
-            tenant.dedup.duplicates += 1
-            return first, True
-        way = tenant.way(tenant.exchange(p.exchange), p.key)
-        queues = tenant.queues_for(way, p.props)
-        if p.mandatory and not queues:
-            raise Unroutable(f"nobody subscribes to {p.key!r}", argument="topic")
-        for queue in queues:
-            if queue.settings.overflow.startswith("reject") and not queue.has_room_for(1, len(p.body)):
-                raise QueueFull(f"queue {queue.name!r} is full", argument="queue")
-        message = shard.message(
-            tenant, way, p.props, p.body, p.priority, p.expires_ms, PERSISTENT if p.persistent else 0
-        )
-        self._track(tenant, p.key, ack_id or _default_id(tenant, message), message)
-        shard.post(tenant, way, message, p.due_ms)
-        if p.dedup_key:
-            tenant.remember(p.exchange, p.key, p.dedup_key, message.id)
-        return int(message.id), False
+
+        def track(message: Message) -> None:
+            self._track(tenant, p.key, ack_id or _default_id(tenant, message), message)
+
+        try:
+            return publishing.publish(tenant.shard, tenant, p, track)
+        except Unroutable:
+            raise Unroutable(f"nobody subscribes to {p.key!r}", argument="topic") from None
 
     def _track(self, tenant: Tenant, topic: str, ack_id: str, message: Message) -> None:
         known = self._pending.get((topic, ack_id))

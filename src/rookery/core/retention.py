@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rookery.core.groups import IDLE_MS, drop_group
-from rookery.model import NEVER
+from rookery.format.model import NEVER
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard

@@ -259,11 +259,6 @@ LINE: Final[dict[str, tuple[str, ...]]] = {
 """The operations of each command of the line protocol."""
 
 
-def rights_of(operation: str, role: str) -> tuple[str, ...]:
-    """The rights that an operation needs on the resource in that role."""
-    return OPERATIONS[operation].needs[role]
-
-
 def kind_of(role: str) -> str:
     """What the resource in that role is, for an error message."""
     return _KINDS.get(role, role)

@@ -13,13 +13,9 @@ from typing import Final, cast, final
 
 from mypy_extensions import i32, i64
 
-from rookery._bytes import BytesWriter, read_i32_be
-from rookery.core import retention, streams
+from rookery.core import publishing, retention, streams
 from rookery.core.consumers import Mailbox
 from rookery.core.cuts import Cuts
-from rookery.core.dead_letters import make_lasting
-from rookery.core.dedup import dedup_key_of, scope_of
-from rookery.core.delays import hold_back
 from rookery.core.entries import Entry, Lease
 from rookery.core.events import Events
 from rookery.core.feeds import Following, ReadSealed, fill_all, go_on
@@ -27,22 +23,21 @@ from rookery.core.index import Heap
 from rookery.core.log import Log
 from rookery.core.paging import PLACE_BITS, SPILLED, MemoryPager, Pager
 from rookery.core.policies import RECOVERY_STEPS, SLICE_STEPS, PolicyTable
-from rookery.core.queue import REFUSED, Queue
+from rookery.core.queue import Queue
 from rookery.core.staging import Staging
 from rookery.core.stream import Partition
-from rookery.core.topology import Tenant, Way, check_name
+from rookery.core.topology import Tenant, check_name
 from rookery.core.transactions import Transactions
 from rookery.core.webhooks import Webhooks
 from rookery.errors import (
     AlreadyExists,
     InvalidArgument,
     LimitExceeded,
-    MemoryLimitExceeded,
-    MessageTooLarge,
     TenantNotFound,
 )
-from rookery.model import NEVER, PERSISTENT, SAMPLED, Message, MessageIds, Route, check_numbers
-from rookery.store import records
+from rookery.format import records
+from rookery.format.bytes import BytesWriter, read_i32_be
+from rookery.format.model import NEVER, PERSISTENT, Message, MessageIds, Route, check_numbers
 
 TENANTS_MAX: Final = 10_000
 OPEN_TENANTS_MAX: Final = 1_000
@@ -270,11 +265,9 @@ class Shard:
             self.events.tick()
         if self.applying:
             self.applying.pop(0).go_on(self.policy_steps)
-            self.flush()
         if self.mono_ms >= self.streams_due_ms:
             due = self.staging.tick()
             self.streams_due_ms = min(due, retention.tick(self))
-            self.flush()
 
     def _tick(self) -> None:
         index = self.wall_index
@@ -289,7 +282,6 @@ class Shard:
             queue = cast(Queue, index.pop())
             if queue.timing.mono_due_ms == key and not queue.deleted:
                 queue.timing.tick_mono()
-        self.flush()
 
     def arm_wall(self, at: i64, queue: Queue) -> None:
         """Have a queue ticked when the wall clock reaches `at`."""
@@ -359,65 +351,6 @@ class Shard:
 
     # Publishing
 
-    def message(
-        self, tenant: Tenant, way: Way, props: bytes, body: bytes, priority: i64, expires_ms: i64, flags: i32
-    ) -> Message:
-        """A new message, if it is within the limits on size and memory."""
-        size: i64 = len(body) + len(props)
-        if size > tenant.message_bytes_max:
-            raise MessageTooLarge(f"message of {size} bytes; at most {tenant.message_bytes_max}", argument="body")
-        if tenant.memory_bytes + size > tenant.memory_bytes_max or self.memory_bytes + size > self.memory_bytes_max:
-            tenant.refused += 1
-            raise MemoryLimitExceeded
-        if self.log.refusing and (flags & PERSISTENT or way.streams):
-            tenant.refused += 1
-            self.log.check()
-        self.last_id += 1
-        if self.events.on:
-            flags |= self.events.mark(self.last_id)
-        return Message(way.route, props, body, self.last_id, priority, expires_ms, flags)
-
-    def post(self, tenant: Tenant, way: Way, message: Message, due_ms: i64) -> i64:
-        """Offer a message to every queue and stream of its way: how many there are, or REFUSED when one of them refused
-        it.
-        """
-        queues = way.queues
-        logs = way.streams
-        if way.by_headers:
-            queues = tenant.queues_for(way, message.props)
-            logs = tenant.streams_met
-        exchange = way.exchange
-        exchange.published += 1
-        exchange.bytes += len(message.body)
-        tenant.published += 1
-        if message.flags & SAMPLED:
-            self.events.published(tenant, message, len(queues) + len(logs))
-        result: i64 = 0
-        dedup_key = ""
-        if way.special:
-            make_lasting(queues, message)
-            if exchange.dedup:
-                dedup_key = dedup_key_of(message.props)
-                if dedup_key and tenant.is_repeat("exchange:" + exchange.name, dedup_key):
-                    return 1
-            if exchange.delays and not due_ms:
-                due_ms = hold_back(message, self.wall_ms)
-        if logs:
-            for stream in logs:
-                stream.append(message)
-                result += 1
-        elif not queues:
-            exchange.unroutable += 1
-            return 0
-        for queue in queues:
-            if queue.offer(message, due_ms) == REFUSED:
-                result = REFUSED
-            elif result >= 0:
-                result += 1
-        if dedup_key and result > 0:
-            tenant.remember(exchange.name, "", dedup_key, message.id)
-        return result
-
     def publish(
         self,
         tenant: Tenant,
@@ -430,37 +363,14 @@ class Shard:
         due_ms: i64 = 0,
         persistent: bool = True,
     ) -> tuple[Message, int]:
-        """Publish by names: the message, and how many queues it reached (0: unroutable; -1: one refused it)."""
+        """Publish by names, to each queue by itself: the message, and how many queues it reached (0: unroutable; -1:
+        one rejected it).
+        """
         check_numbers(priority, expires_ms, due_ms)
         way = tenant.way(tenant.exchange(exchange), key)
-        message = self.message(tenant, way, props, body, priority, expires_ms, PERSISTENT if persistent else 0)
-        return message, self.post(tenant, way, message, due_ms)
-
-    def publish_once(
-        self,
-        tenant: Tenant,
-        exchange: str,
-        key: str,
-        dedup_key: str,
-        props: bytes,
-        body: bytes,
-        priority: i64 = 0,
-        expires_ms: i64 = 0,
-        due_ms: i64 = 0,
-        persistent: bool = True,
-    ) -> tuple[int, int, bool]:
-        """Publish unless this dedup key was seen in its window: message number, queues reached, whether it is a
-        repeat.
-        """
-        scope = scope_of(exchange, key)
-        first = tenant.dedup.find(scope, dedup_key, self.wall_ms)
-        if first:
-            tenant.dedup.duplicates += 1
-            return first, 1, True
-        message, reached = self.publish(tenant, exchange, key, props, body, priority, expires_ms, due_ms, persistent)
-        if reached > 0:
-            tenant.remember(exchange, key, dedup_key, message.id)
-        return message.id, reached, False
+        flags: i32 = PERSISTENT if persistent else 0
+        message = publishing.new_message(self, tenant, way, props, body, priority, expires_ms, flags)
+        return message, publishing.post(self, tenant, way, message, due_ms, publishing.EACH)
 
     # Claiming and settling
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
-from rookery import properties
+from rookery.core import publishing
+from rookery.core.publishing import Append
 from rookery.core.stream import Partition, Stream, StreamSettings
 from rookery.errors import (
     ChunkNotFound,
@@ -33,7 +34,8 @@ from rookery.errors import (
     StreamNotFound,
     TenantNotFound,
 )
-from rookery.model import NEVER, PERSISTENT, Message, Route, check_numbers
+from rookery.format import properties
+from rookery.format.model import NEVER, PERSISTENT, SAMPLED, Message, Route, check_numbers
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
@@ -61,6 +63,9 @@ DUE_MAX_MS: Final = 1 << 53
 """The latest time that this header may say; beyond it the row is due at once."""
 
 
+SAMPLES_MAX: Final = 50_000
+"""Staged messages that are told of (`core.events`) when they are committed; more than this are not."""
+
 NOBODY: Final = ("", -1)
 """The owner of a chunk that any epoch may take."""
 
@@ -77,6 +82,20 @@ class Row:
         self.priority = priority
         self.expires_ms = expires_ms
         self.partition = partition
+
+
+def row_of(record: Append, is_for_stream: bool) -> Row:
+    """A record as a row: its commit writes it once, so it has no dedup key, and when it is due stands in a header."""
+    props = record.props
+    if record.dedup_key:
+        raise InvalidArgument(
+            "staged rows are written once by their commit, without keys of their own", argument="idempotency_key"
+        )
+    if record.due_ms:
+        if is_for_stream:
+            raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
+        props = properties.with_headers(props, {DUE_HEADER: record.due_ms})
+    return Row(record.key, props, record.body, record.priority, record.expires_ms, record.partition)
 
 
 class Chunk:
@@ -102,7 +121,10 @@ class Chunk:
         self.queue = queue
         self.rows = 0
         self.bytes = 0
+        self.body_bytes = 0
         self.parts: list[tuple[int, Partition]] = []
+        # messages for a stream that are told of (`core.events`), without their bodies, and the sizes of those
+        self.sampled: list[tuple[Message, int]] = []
 
     def target(self) -> str:
         """What the rows are for, as `target_of` says it."""
@@ -122,6 +144,7 @@ class Chunk:
             "queue": self.queue,
             "rows": self.rows,
             "bytes": self.bytes,
+            "body_bytes": self.body_bytes,
             "parts": [[index, int(part.number)] for index, part in self.parts],
         }
 
@@ -232,7 +255,14 @@ class Filling:
             if route is None:
                 route = Route(chunk.exchange, row.key)
                 self._routes[row.key] = route
-            message = Message(route, row.props, row.body, shard.new_id(), row.priority, row.expires_ms, PERSISTENT)
+            number = shard.new_id()
+            flags: i32 = PERSISTENT
+            if shard.events.on:
+                flags |= shard.events.mark(number)
+            message = Message(route, row.props, row.body, number, row.priority, row.expires_ms, flags)
+            chunk.body_bytes += len(row.body)
+            if flags & SAMPLED and target is not None:
+                self._staging.sample(chunk, message)
             index: i64 = -1
             if target is not None:
                 index = row.partition
@@ -278,6 +308,8 @@ class Staging:
         self._filling_bytes: dict[str, int] = {}
         self._producing: dict[str, int] = {}
         self.aliases: dict[int, Alias] = {}
+        # how many messages of chunks will be told of
+        self._samples = 0
         # parts of commits to exchanges, in order: (tenant, part)
         self.spools: list[tuple[Tenant, Partition]] = []
 
@@ -377,9 +409,24 @@ class Staging:
         """Leave nothing of a chunk that is not there yet."""
         for _, part in chunk.parts:
             self._forget(part)
+        self._forget_samples(chunk)
         chunk.parts = []
         chunk.bytes = 0
         chunk.due_ms = int(self._shard.wall_ms)
+
+    def sample(self, chunk: Chunk, message: Message) -> None:
+        """Tell of a message when it is committed, unless too many wait for that."""
+        if self._samples >= SAMPLES_MAX:
+            self._shard.events.dropped += 1
+            return
+        self._samples += 1
+        flags: i32 = message.flags
+        stub = Message(message.route, message.props, b"", message.id, message.priority, message.expires_ms, flags)
+        chunk.sampled.append((stub, len(message.body)))
+
+    def _forget_samples(self, chunk: Chunk) -> None:
+        self._samples -= len(chunk.sampled)
+        chunk.sampled = []
 
     def _has_happened(self, tenant: Tenant, owner: tuple[str, int]) -> bool:
         """Whether an epoch was the last to be committed; an older one is refused."""
@@ -450,6 +497,7 @@ class Staging:
             return False
         for _, part in chunk.parts:
             self._forget(part)
+        self._forget_samples(chunk)
         self._shard.log.change("drop-chunk", tenant.name, {"id": id})
         return True
 
@@ -480,6 +528,11 @@ class Staging:
         positions: list[dict[str, Any]] = []
         for chunk in chunks:
             self._take(tenant.name, chunk.id)
+            if chunk.stream:
+                publishing.count_appended(tenant, chunk.rows, chunk.body_bytes)
+            for message, size in chunk.sampled:
+                shard.events.appended(tenant, message, size)
+            self._forget_samples(chunk)
             for index, part in chunk.parts:
                 if index < 0:
                     spooled.append(int(part.number))
@@ -586,10 +639,11 @@ class Staging:
             exchange = tenant.exchanges.get(message.route.exchange)
             if exchange is not None:
                 way = tenant.way(exchange, message.route.key)
+                flags: i32 = PERSISTENT | (message.flags & SAMPLED)
                 fresh = Message(
-                    way.route, message.props, message.body, message.id, message.priority, message.expires_ms, PERSISTENT
+                    way.route, message.props, message.body, message.id, message.priority, message.expires_ms, flags
                 )
-                shard.post(tenant, way, fresh, _due_ms(message))
+                publishing.post(shard, tenant, way, fresh, _due_ms(message), publishing.EACH)
         part.cut_tail(stop)
         done = stop >= part.visible
         if done:
@@ -657,6 +711,8 @@ class Staging:
             queue = row.get("queue", "")
             chunk = Chunk(row["id"], tenant, row["stream"], row["exchange"], row["due_ms"], (producer, epoch), queue)
             chunk.rows, chunk.bytes = row["rows"], row["bytes"]
+            # not in journals of earlier versions
+            chunk.body_bytes = row.get("body_bytes", chunk.bytes)
             chunk.parts = [(index, self.new_part(tenant, number)) for index, number in row["parts"]]
             self._put(chunk)
         elif operation == "drop-chunk":

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery import properties
-from rookery._bytes import BytesWriter, append, read_i64_be, vec, write_i64_be
 from rookery.core.paging import PLACE_BITS
 from rookery.errors import InvalidArgument, InvalidType, OffsetOutOfRange
-from rookery.model import Message
-from rookery.store import records
+from rookery.format import properties, records
+from rookery.format.bytes import BytesWriter, append, read_i64_be, vec, write_i64_be
+from rookery.format.model import Message
 
 if TYPE_CHECKING:
     from rookery.core.groups import Group
@@ -454,9 +453,10 @@ class Stream:
         """Tells a stream from another that has its name later."""
         return f"{int(self.made_ms):x}-{int(self.partitions[0].number)}"
 
-    def append(self, message: Message) -> tuple[int, int]:
-        """Append to the partition of the message's key, else to the next in turn; (partition, offset)."""
-        partition = self.choose(message)
+    def append(self, message: Message, partition: Partition | None = None) -> tuple[int, int]:
+        """Append to this partition, or that of the message's key, else to the next in turn; (partition, offset)."""
+        if partition is None:
+            partition = self.choose(message)
         offset = partition.append(message)
         self.appended += 1
         return int(partition.index), int(offset)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rookery.core import publishing
 from rookery.core.keeping import TOPICS
 from rookery.core.stream import Partition, Stream, StreamSettings, check_settings
 from rookery.core.topology import PARTITION_BYTES, STREAM_BYTES, check_name
 from rookery.errors import AlreadyExists, Conflict, InUse, OffsetOutOfRange
-from rookery.model import PERSISTENT, Message
+from rookery.format.model import PERSISTENT, Message
 
 if TYPE_CHECKING:
     from rookery.core.topology import Exchange, Tenant
@@ -151,7 +152,6 @@ def replay(tenant: Tenant, record: Message) -> bool:
     """Offer a record to the queues that its exchange leads to today; whether there are any (within a turn)."""
     way = tenant.way(exchange_of(tenant, record), record.route.key)
     message = Message(way.route, record.props, record.body, record.id, record.priority, record.expires_ms, PERSISTENT)
-    queues = list(tenant.queues_for(way, record.props))
-    for queue in queues:
-        queue.offer(message, 0)
+    queues = tenant.queues_for(way, record.props)
+    publishing.offer_again(queues, message)
     return bool(queues)

@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from rookery.core.entries import DELAYED, GONE, LEASED, Entry, Lease
 from rookery.core.index import Heap
-from rookery.model import NEVER, SAMPLED
+from rookery.format.model import NEVER, SAMPLED
 
 if TYPE_CHECKING:
     from rookery.core.queue import Queue

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from rookery import properties
 from rookery.core import dead_letters
 from rookery.core.arguments import size_of
 from rookery.core.bindings import Matcher
@@ -38,8 +37,9 @@ from rookery.errors import (
     RookeryError,
     StreamNotFound,
 )
-from rookery.model import NEVER, Message, Route
-from rookery.store.records import MARK
+from rookery.format import properties
+from rookery.format.model import NEVER, Message, Route
+from rookery.format.records import MARK
 
 if TYPE_CHECKING:
     from rookery.core.shard import Shard
@@ -102,7 +102,8 @@ class Way:
     """Where messages of one exchange and key go, as long as `version` is the tenant's.
 
     `by_headers` says that headers may change it, so that each message is routed by itself; `special` that a message has
-    to be looked at before it enters: the exchange delays or asks for dedup, or one of the queues keeps all it gets.
+    to be looked at before it enters: the exchange delays or asks for dedup, or one of the queues keeps all it gets or
+    has a limit.
     """
 
     def __init__(
@@ -120,7 +121,10 @@ class Way:
         self.streams = streams
         self.version: i64 = version
         self.by_headers = by_headers
-        self.special = by_headers or exchange.dedup or exchange.delays or any(queue.quorum for queue in queues)
+        self.special = by_headers or exchange.dedup or exchange.delays
+        for queue in queues:
+            if queue.quorum or queue.bounded:
+                self.special = True
 
 
 def headers_for(matcher: Matcher, props: bytes) -> dict[str, object]:
@@ -148,7 +152,6 @@ class Exchange:
         self.matcher: Matcher = matcher(self.routing, arguments)
         self.dedup = arguments.get("x-message-deduplication") is True
         self.ways: dict[str, Way] = {}
-        self.had_binding = False
         self.published: i64 = 0
         self.unroutable: i64 = 0
         self.bytes: i64 = 0
@@ -598,7 +601,6 @@ class Tenant:
         except RookeryError:
             exchange.matcher.remove(key, table, target)
             raise
-        exchange.had_binding = True
         sources = self._sources.get(id(target))
         if sources is None:
             self._sources[id(target)] = {id(exchange): exchange}

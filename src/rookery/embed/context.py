@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from rookery.core.keeping import TOPICS
-from rookery.core.policy import TIME_MAX_MS
+from rookery.core.publishing import Batch, Publish
+from rookery.core.queue_settings import TIME_MAX_MS
 from rookery.core.topology import NAME_MAX_BYTES, Tenant, check_name
-from rookery.core.transactions import Batch, Publish
-from rookery.embed.engine import AsyncEngine, Engine
 from rookery.embed.messages import pack, pack_batch
 from rookery.embed.options import TOPIC_MAX_CHARS, Config
-from rookery.embed.workers import AsyncSignal, Signal
+from rookery.engine.engine import AsyncEngine, Engine
+from rookery.engine.workers import AsyncSignal, Signal
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidConfig, InvalidTopic, InvalidType, RookeryError
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.core import dead_letters
+from rookery.core import dead_letters, publishing
+from rookery.core.publishing import Publish
 from rookery.core.queue import Queue
-from rookery.core.transactions import Publish
 from rookery.embed.context import TOPICS, Context, check_topic
-from rookery.embed.engine import AsyncEngine, Engine
 from rookery.embed.messages import Message, given_id, unpack
 from rookery.embed.options import Config
+from rookery.engine.engine import AsyncEngine, Engine
 from rookery.errors import DeadLetterNotSupported
-from rookery.model import PERSISTENT
+from rookery.format.model import PERSISTENT
 
 HANDLING_MS = 30_000
 """The lease of a dead letter between taking it and deciding what becomes of it, which is one turn."""
@@ -53,9 +53,10 @@ def bury(context: Contexts, p: Publish, body: object, reason: str) -> str:
     tenant = context.tenant
     topics = tenant.exchange(TOPICS)
     flags = PERSISTENT if p.persistent else 0
-    message = shard.message(tenant, tenant.way(topics, p.key), p.props, p.body, p.priority, 0, flags)
-    way = tenant.way(topics, check_topic(context.config.dead_letter_topic))
-    dead_letters.bury_new(tenant, tenant.queues_for(way, p.props), p.key, message, reason)
+    way = tenant.way(topics, p.key)
+    message = publishing.new_message(shard, tenant, way, p.props, p.body, p.priority, 0, flags)
+    graves = tenant.way(topics, check_topic(context.config.dead_letter_topic))
+    dead_letters.bury_new(tenant, graves, p.key, message, reason)
     return given_id(body) or shard.ids.uuid(message.id)
 
 

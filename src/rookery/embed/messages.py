@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 import msgspec
 
-from rookery import model, properties, spans
+from rookery import spans
 from rookery.core.parking import GROUP_HEADER
-from rookery.core.policy import TIME_MAX_MS
+from rookery.core.publishing import Batch, Publish
+from rookery.core.queue_settings import TIME_MAX_MS
 from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER
-from rookery.core.transactions import Batch, Publish
 from rookery.errors import EmptyBody, InvalidArgument, InvalidType, MessageExpired, NilMessage
-from rookery.properties import Properties
+from rookery.format import model, properties
+from rookery.format.properties import Properties
+from rookery.format.rendering import JSON, says_json
 
 if TYPE_CHECKING:
     from rookery.clock import Clock
     from rookery.core.entries import Entry
 
 TEXT: Final = "text/plain"
-JSON: Final = "application/json"
 TIME_HEADER: Final = "timestamp_in_ms"
 """Beside the timestamp property, which has only seconds."""
 
@@ -35,13 +36,13 @@ NORMAL: Final = 20
 HIGH: Final = 30
 HIGHEST: Final = 40
 
-_PLAIN: Final = {
-    content_type: properties.encode(Properties(content_type=content_type, delivery_mode=2))
-    for content_type in (None, TEXT, JSON)
-}
+_PLAIN: Final = {content_type: properties.of_type(content_type) for content_type in (None, TEXT, JSON)}
 _PLAIN_BYTES: Final = _PLAIN[None]
 _OURS: Final = (GROUP_HEADER, ACK_ID_HEADER, ACK_TIMEOUT_HEADER, TIME_HEADER)
 """Headers that are attributes of a Message, and so no part of its `meta`."""
+
+_OWN_NAMES: Final = {"message_id": "id", "headers": "meta"}
+"""What a Message calls by another name than AMQP does."""
 
 _TEXTS: Final = ("id", "type", "content_type", "correlation_id", "reply_to", "group", "dedup_key")
 
@@ -218,7 +219,7 @@ def decode_body(body: bytes, content_type: str | None) -> Any:
     try:
         if content_type.startswith("text/"):
             return body.decode()
-        if content_type.startswith(JSON) or content_type.endswith("+json"):
+        if says_json(content_type):
             return msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return body
@@ -314,22 +315,19 @@ def encode_message(m: Message, extra: dict[str, object] | None) -> tuple[bytes, 
     if extra:
         headers.update(extra)
     try:
-        props = properties.encode(
-            Properties(
-                content_type=m.content_type or content_type,
-                headers=headers or None,
-                delivery_mode=2 if m.persistent else 1,
-                priority=m.priority if 0 < m.priority < 256 else None,
-                correlation_id=m.correlation_id,
-                reply_to=m.reply_to,
-                message_id=m.id,
-                timestamp=None if m.time is None else wall_ms(m.time, "time") // 1000,
-                type=m.type,
-            )
+        props = properties.of_fields(
+            m.content_type or content_type,
+            headers,
+            m.persistent,
+            m.priority,
+            m.correlation_id,
+            m.reply_to,
+            m.id,
+            None if m.time is None else wall_ms(m.time, "time"),
+            m.type,
         )
     except InvalidArgument as error:
-        if error.argument not in ("content_type", "correlation_id", "reply_to", "type"):
-            error.argument = "id" if error.argument == "message_id" else "meta"
+        error.argument = _OWN_NAMES.get(error.argument or "", error.argument)
         raise
     return props, body
 

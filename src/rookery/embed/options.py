@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from rookery.errors import InvalidConfig
-from rookery.store.compression import COMPRESSIONS, NEEDS_ZSTD, is_available
+from rookery.format.compression import COMPRESSIONS, NEEDS_ZSTD, is_available
 
 if TYPE_CHECKING:
     from rookery.embed.messages import Message
@@ -45,6 +45,7 @@ class StreamArguments(TypedDict, total=False):
 class QueueArguments(TypedDict, total=False):
     """What may be said about a queue when it is declared, or by a policy. Durations of 0 mean none, but for ttl_ms."""
 
+    # The types of the settings: written by tools/make_tables.py
     durable: bool
     auto_delete: bool
     expires_ms: int
@@ -71,6 +72,7 @@ class QueueArguments(TypedDict, total=False):
     queue_type: Literal["classic", "quorum"]
     consumer_timeout_ms: int
     arguments: dict[str, object]
+    # End of settings
 
 
 class ConfigArguments(TypedDict, total=False):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from rookery import properties
 from rookery.core.shard import Shard
 from rookery.core.stream import KEY_HEADER, Follower, Partition
 from rookery.embed.messages import Message, unpack_message, wall_ms
-from rookery.embed.workers import AsyncSignal, Signal
+from rookery.engine.workers import AsyncSignal, Signal
 from rookery.errors import InvalidArgument, InvalidType
-from rookery.model import Message as StoredMessage
-from rookery.store.records import RecordView
+from rookery.format import properties
+from rookery.format.model import Message as StoredMessage
+from rookery.format.records import RecordView
 
 Start = int | datetime | Literal["first", "last", "next"]
 """Where to begin to read: at an offset, at a time, with the oldest record, the newest, or the next to come."""

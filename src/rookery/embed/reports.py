@@ -8,17 +8,18 @@ from typing import Any
 from rookery.core.snapshots import exchange_stats, queue_stats, tenant_stats
 from rookery.core.topology import Tenant
 from rookery.embed.context import Context
-from rookery.embed.engine import AsyncEngine, Engine
+from rookery.engine.engine import AsyncEngine, Engine
+from rookery.format.model import MESSAGE_OVERHEAD_BYTES
 
 
 def health(context: Context[Engine] | Context[AsyncEngine], topics: Collection[str], started_ms: int) -> dict[str, Any]:
-    """Whether the broker is well, and the numbers an operator asks for first. `topics` are those of its subscribers,
-    one for each. Times are in milliseconds.
+    """Whether the broker has memory for one more message, and the numbers an operator asks for first. `topics` are
+    those of its subscribers, one for each. Times are in milliseconds.
     """
     tenant = context.tenant
     limit = context.config.memory_bytes_max
     return {
-        "status": "unhealthy" if limit and tenant.memory_bytes >= limit else "healthy",
+        "status": "unhealthy" if limit and tenant.memory_bytes + MESSAGE_OVERHEAD_BYTES > limit else "healthy",
         "timestamp": context.engine.clock.wall_ms(),
         "uptime": context.engine.clock.mono_ms() - started_ms,
         "total_topics": len(set(topics)),

@@ -1,9 +1,10 @@
-"""What drives an embedded shard: the time, the timer, and waking those who wait, once for asyncio and once for threads.
+"""What drives a shard: the time, the timer, and waking those who wait, once for asyncio and once for threads.
 
 `with engine:` is one turn: time is read and passed in, the caller works on `engine.shard`, and at the end what became
 deliverable is delivered, whoever waits for it is woken, and the timer is set for what is due next. The threaded engine
 holds its lock meanwhile, so turns of different threads do not mix; the asyncio engine belongs to one loop and needs
-none. Listeners attached to a broker use the same turn through `begin` and `end`.
+none. Listeners attached to a broker use the same turn through `begin` and `end`, flush the shard in between by
+themselves, and are told when the journal has answered (`attach`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rookery.core import ranges
 from rookery.core.access import Access
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition
-from rookery.embed.workers import AsyncWorkers, Signal, Workers
+from rookery.engine.workers import AsyncWorkers, Signal, Workers
 from rookery.errors import (
     NotInitialized,
     OffsetOutOfRange,
@@ -30,10 +31,10 @@ from rookery.errors import (
     StoreDamaged,
     StoreError,
 )
-from rookery.model import NEVER
-from rookery.store.file import FileMedium
-from rookery.store.history import History, Reading
+from rookery.format.model import NEVER
+from rookery.sealed.history import History, Reading
 from rookery.store.journal import FREE_BYTES_MIN, Journal
+from rookery.store.medium import Medium
 
 Result = TypeVar("Result")
 
@@ -70,6 +71,9 @@ class _Engine:
         self._armed_ms: int = NEVER
         self.journal: Journal | None = None
         self.history: History | None = None
+        # of listeners: who takes turns for what the journal hands over, and who is told that it has answered
+        self._take_turn: Callable[[Callable[[], None]], None] | None = None
+        self._told: list[Callable[[], None]] = []
         self.shard.turn(clock.wall_ms(), clock.mono_ms())
 
     @property
@@ -84,10 +88,14 @@ class _Engine:
         clock = self.clock
         self.shard.turn(clock.wall_ms(), clock.mono_ms())
 
-    def end(self, *exc: object) -> None:
-        """End a turn: deliver, wake whoever waits, set the timer."""
+    def flush(self, *exc: object) -> None:
+        """End a turn of the engine's own: deliver, then as `end`."""
+        self.shard.flush()
+        self.end()
+
+    def end(self) -> None:
+        """End a turn whose deliveries were made: wake whoever waits, hand a batch to the journal, set the timer."""
         shard = self.shard
-        shard.flush()
         touched = shard.touched
         if touched:
             for mailbox in touched:
@@ -115,6 +123,7 @@ class _Engine:
 
     def open_journal(
         self,
+        medium: Medium,
         directory: Path,
         *,
         sync: str,
@@ -124,8 +133,10 @@ class _Engine:
         free_bytes_min: int = FREE_BYTES_MIN,
         access: Access | None = None,
     ) -> None:
-        """Keep what is durable on disk, and begin with what is there."""
-        medium = FileMedium(directory)
+        """Keep what is durable on the medium, and begin with what is there.
+
+        Whatever the medium is, `directory` is on this machine: sealed streams and spilled messages are kept in it.
+        """
         self.shard.page_bytes = page_bytes or NEVER
         journal = Journal(
             self.shard,
@@ -143,8 +154,8 @@ class _Engine:
             journal.open()
         except StoreDamaged as error:
             medium.close()
-            hint = f"run `rookery doctor --repair {directory}` to salvage what is left"
-            raise StoreDamaged(f"{error}; {hint}", file=error.file, offset=error.offset) from error
+            advice = f"; {medium.repair_advice}" if medium.repair_advice else ""
+            raise StoreDamaged(f"{error}{advice}", file=error.file, offset=error.offset) from error
         except BaseException:
             medium.close()
             raise
@@ -211,7 +222,23 @@ class _Engine:
         raise NotImplementedError
 
     def _progressed(self) -> None:
-        raise NotImplementedError
+        """The journal has answered, or publishes are refused or taken again; within a turn."""
+        for told in self._told:
+            told()
+
+    def attach(self, run: Callable[[Callable[[], None]], None], progressed: Callable[[], None]) -> None:
+        """Tell listeners when the journal has answered, and let them take the turns for its answers, where these come
+        in their own thread: so what waits for an answer goes out in the turn that learns of it.
+        """
+        if self._take_turn is None:
+            self._take_turn = run
+        self._told.append(progressed)
+
+    def detach(self, progressed: Callable[[], None]) -> None:
+        """The listeners are gone; twice is harmless."""
+        if progressed in self._told:
+            self._told.remove(progressed)
+            self._take_turn = None
 
 
 class Engine(_Engine, Workers):
@@ -240,6 +267,13 @@ class Engine(_Engine, Workers):
 
     def __exit__(self, *exc: object) -> None:
         try:
+            self.flush()
+        finally:
+            self._lock.release()
+
+    def leave(self) -> None:
+        """As `end`, and let other threads in."""
+        try:
             self.end()
         finally:
             self._lock.release()
@@ -262,7 +296,7 @@ class Engine(_Engine, Workers):
                 else:
                     self._armed_ms = NEVER
                     self.begin()
-                    self.end()
+                    self.flush()
 
     def _post(self, work: Callable[[], None]) -> None:
         with self:
@@ -272,6 +306,7 @@ class Engine(_Engine, Workers):
 
     def _progressed(self) -> None:
         self._progress.notify_all()
+        super()._progressed()
 
     def lasting(self) -> None:
         """Wait until everything that happened so far is on disk, as far as the sync policy promises."""
@@ -284,14 +319,6 @@ class Engine(_Engine, Workers):
             while log.written < batch:
                 if log.failure is not None:
                     raise log.failure
-                self._progress.wait()
-
-    def progress(self) -> None:
-        """Wait until the medium has answered for another batch, unless it has none to answer for."""
-        log = self.shard.log
-        with self._lock:
-            before = log.written
-            while log.written == before and log.horizon() > before and log.failure is None and not self.closed:
                 self._progress.wait()
 
     def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
@@ -370,7 +397,7 @@ class AsyncEngine(_Engine, AsyncWorkers):
             self.shard.turn(clock.wall_ms(), clock.mono_ms())
         return self
 
-    __exit__ = _Engine.end
+    __exit__ = _Engine.flush
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         """Move to another loop, which is possible once the old one has stopped."""
@@ -396,7 +423,7 @@ class AsyncEngine(_Engine, AsyncWorkers):
         self._armed_ms = NEVER
         if not self.closed and not self.forked:
             self.begin()
-            self.end()
+            self.flush()
 
     def _post(self, work: Callable[[], None]) -> None:
         loop = self._loop
@@ -408,8 +435,12 @@ class AsyncEngine(_Engine, AsyncWorkers):
             return
 
     def _run(self, work: Callable[[], None]) -> None:
-        with self:
-            if self.journal is not None:
+        if self.journal is None:
+            return
+        if self._take_turn is not None:
+            self._take_turn(work)
+        else:
+            with self:
                 work()
 
     def _progressed(self) -> None:
@@ -420,6 +451,7 @@ class AsyncEngine(_Engine, AsyncWorkers):
             _, waiter = waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        super()._progressed()
 
     async def lasting(self) -> None:
         """Wait until everything that happened so far is on disk, as far as the sync policy promises."""
@@ -433,15 +465,6 @@ class AsyncEngine(_Engine, AsyncWorkers):
                 raise log.failure
             waiter: asyncio.Future[None] = get_running_loop().create_future()
             self._lasting.append((int(batch), waiter))
-            await waiter
-
-    async def progress(self) -> None:
-        """Wait until the medium has answered for another batch, unless it has none to answer for."""
-        log = self.shard.log
-        if log.horizon() > log.written and log.failure is None:
-            waiter: asyncio.Future[None] = get_running_loop().create_future()
-            # no other waits for an earlier one
-            self._lasting.appendleft((int(log.written) + 1, waiter))
             await waiter
 
     async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:

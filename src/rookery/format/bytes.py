@@ -26,7 +26,7 @@ try:
     )
     from librt.vecs import append, pop, vec
 except ImportError:
-    from rookery._bytes_fallback import (  # type: ignore[assignment]
+    from rookery.format.bytes_fallback import (  # type: ignore[assignment]
         BytesWriter,
         append,
         pop,

@@ -16,7 +16,8 @@ from typing import Final, cast
 
 from mypy_extensions import i32, i64, mypyc_attr, u8
 
-from rookery._bytes import (
+from rookery.errors import InvalidArgument, InvalidType
+from rookery.format.bytes import (
     BytesWriter,
     read_f32_be,
     read_f64_be,
@@ -27,7 +28,6 @@ from rookery._bytes import (
     write_i32_be,
     write_i64_be,
 )
-from rookery.errors import InvalidArgument, InvalidType
 
 DEPTH_MAX: Final = 32
 """How deep tables and arrays nest; the outermost table is the first level."""

@@ -2,7 +2,7 @@
 
 A `Message` is one published body, shared by every queue it reached. What differs from queue to queue (sequence,
 attempts, due time) is not here but in the queue's entries. Properties stay in their canonical encoding
-(`rookery.properties`) until somebody asks. The classes are small on purpose: a queued message may cost 200 bytes
+(`rookery.format.properties`) until somebody asks. The classes are small on purpose: a queued message may cost 200 bytes
 beyond its body, all told.
 """
 
@@ -13,8 +13,8 @@ from typing import Final, final
 
 from mypy_extensions import i32, i64, mypyc_attr, u8
 
-from rookery._bytes import BytesWriter, append, vec, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
+from rookery.format.bytes import BytesWriter, append, vec, write_i32_be, write_i64_be
 
 NEVER: Final[i64] = 1 << 62
 """A time that does not come; also "no limit" where a number is compared."""
@@ -30,6 +30,8 @@ DEAD: Final[i32] = 2
 SAMPLE_SHIFT: Final[i32] = 2
 SAMPLED: Final[i32] = 31 << 2
 """The bits that say whether a message's life is told of (`core.events`): the power of two of its weight, plus 1."""
+
+FLAGS_MASK: Final[i32] = 255
 
 _DASH: Final = 0x2D
 _LETTER_A: Final = 0x61
@@ -175,7 +177,7 @@ class Message:
         return i64(self.flags >> 8)
 
     def set_segment(self, segment: i64) -> None:
-        self.flags = (self.flags & 255) | (i32(segment) << 8)
+        self.flags = (self.flags & FLAGS_MASK) | (i32(segment) << 8)
 
     @property
     def public_id(self) -> i64:

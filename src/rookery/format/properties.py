@@ -18,9 +18,9 @@ from typing import Final, cast, final
 
 from mypy_extensions import i16, i64, mypyc_attr, u8
 
-from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, write_i16_be
 from rookery.errors import InvalidArgument, InvalidType
-from rookery.fieldtables import (
+from rookery.format.bytes import BytesWriter, read_i16_be, read_i32_be, write_i16_be
+from rookery.format.fieldtables import (
     FIELDS_MAX,
     Timestamp,
     after_field,
@@ -92,6 +92,13 @@ SOUND_MAX: Final = 1_024
 """Lists this small are likely to come again: so many that were found sound are known, and not looked into each time."""
 
 _sound: Final[dict[bytes, bool]] = {}
+
+TYPES_MAX: Final = 1_000
+_types: Final[dict[str, bytes]] = {}
+"""The property lists of `of_type`."""
+
+_NAMED: Final = ("content_type", "correlation_id", "reply_to", "type", "message_id")
+"""Properties that publishers name as AMQP does."""
 
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
@@ -183,7 +190,6 @@ class Scan:
     """What queueing needs of a property list, read in one walk. One object serves any number of lists."""
 
     def __init__(self) -> None:
-        self.has_headers: bool = False
         self.delivery_mode: i64 = 0
         """0 when absent; 2 asks for persistence."""
         self.priority: i64 = -1
@@ -225,7 +231,6 @@ class Scan:
             raise _malformed("the values do not end where the list does")
         if size > BYTES_MAX:
             raise _too_long(size)
-        self.has_headers = flags & _HEADERS != 0
         self.delivery_mode = mode
         self.priority = priority
         self.expiration_ms = expiration_ms
@@ -277,6 +282,57 @@ def encode(properties: Properties, fields: bytes = b"") -> bytes:
         # an item of an array takes one byte at least
         _check_count(check_table(made, headers_at + 4, headers_end))
     return made
+
+
+def of_fields(
+    content_type: str | None,
+    headers: dict[str, object],
+    persistent: bool,
+    priority: int,
+    correlation_id: str | None,
+    reply_to: str | None,
+    message_id: str | None,
+    timestamp_ms: int | None,
+    kind: str | None,
+) -> bytes:
+    """The property list of what a publisher says of a message, whatever it says it in: JSON, a query, Python.
+
+    A priority that AMQP's octet cannot hold, and the milliseconds of the timestamp, are no part of it. An error names
+    the property, and `headers` for anything in them.
+    """
+    made = Properties(
+        content_type=content_type,
+        headers=headers or None,
+        delivery_mode=2 if persistent else 1,
+        priority=priority if 0 < priority < 256 else None,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        message_id=message_id,
+        timestamp=None if timestamp_ms is None else timestamp_ms // 1000,
+        type=kind,
+    )
+    return encode_named(made)
+
+
+def encode_named(properties: Properties) -> bytes:
+    """As `encode`; an error names one of the properties that publishers know, else `headers`."""
+    try:
+        return encode(properties)
+    except InvalidArgument as error:
+        if error.argument not in _NAMED:
+            error.argument = "headers"
+        raise
+
+
+def of_type(content_type: str | None) -> bytes:
+    """The property list of a persistent message of which nothing but its content type is known."""
+    key = content_type or ""
+    props = _types.get(key)
+    if props is None:
+        props = encode_named(Properties(content_type=content_type or None, delivery_mode=2))
+        if len(_types) < TYPES_MAX:
+            _types[key] = props
+    return props
 
 
 def decode(data: bytes) -> Properties:

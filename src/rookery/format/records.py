@@ -26,11 +26,19 @@ from typing import Any, Final, cast, final
 import msgspec
 from mypy_extensions import i16, i32, i64, u8
 
-from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
-from rookery.model import Death, Message, Route
-from rookery.properties import readable
-from rookery.store.compression import unpack
+from rookery.format.bytes import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_be,
+    read_i64_be,
+    write_i16_be,
+    write_i32_be,
+    write_i64_be,
+)
+from rookery.format.compression import unpack
+from rookery.format.model import FLAGS_MASK, Death, Message, Route
+from rookery.format.properties import readable
 
 MAGIC: Final[i32] = 0x524B4231
 """`RKB1`: a batch of format 1."""
@@ -195,7 +203,7 @@ def _write_message(w: BytesWriter, message: Message, body: bytes, coding: i64) -
         options |= _HISTORY
     options |= coding
     write_i64_be(w, message.id)
-    w.append(u8(i64(message.flags) & 255))
+    w.append(u8(i64(message.flags & FLAGS_MASK)))
     w.append(u8(options))
     if options & _PRIORITY:
         write_i64_be(w, message.priority)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.errors import InvalidArgument
+from rookery.lake.pipelines import Place
 from rookery.pipelines import frames
 from rookery.pipelines.ends import make_ready
 from rookery.pipelines.spec import Pipeline
 from rookery.pipelines.writing import Writer, check
-from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from rookery.errors import AccessRefused, BrokerUnreachable, NotFound
 from rookery.pipelines.spec import Pipeline, Sink, Source
+from rookery.spark.options import TARGETS
 
 if TYPE_CHECKING:
     from rookery.spark.client import Client
@@ -61,7 +62,7 @@ def _read(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _make(client: Client, pipeline: Pipeline, sink: Sink) -> None:
-    kinds = {"topic": ("stream", "exchange")}.get(sink.kind, (sink.kind,))
+    kinds = TARGETS[sink.kind]
     if any(_is_there(client, kind, sink.target) for kind in kinds):
         return
     # a topic that nobody has made is better kept than routed to nobody

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import InvalidPipeline
+from rookery.lake.pipelines import Place
 from rookery.pipelines import lake
 from rookery.pipelines.spec import INPUT, Pipeline, Source, Step
-from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

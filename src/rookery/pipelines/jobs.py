@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from rookery.lake.pipelines import Place
 from rookery.pipelines import frames
 from rookery.pipelines.ends import make_ready
 from rookery.pipelines.spec import Engine, Pipeline, Restart, Trigger
 from rookery.pipelines.writing import Writer, broker_options, check, message
-from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

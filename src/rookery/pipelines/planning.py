@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rookery.lake.pipelines import Place
 from rookery.pipelines import frames
 from rookery.pipelines.spec import Pipeline
 from rookery.pipelines.writing import check, message
-from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

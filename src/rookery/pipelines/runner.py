@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import BrokerUnreachable, EngineLost, NotFound, RookeryError
+from rookery.lake.pipelines import LastError, Place, Progress, Status, now_ms
 from rookery.pipelines.frames import OBSERVED
 from rookery.pipelines.jobs import Job
-from rookery.store.pipelines import LastError, Place, Progress, Status, now_ms
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,19 +19,19 @@ from typing import Any, Final
 from rookery.errors import InvalidArgument, InvalidPipeline
 from rookery.pipelines.cron import Cron
 from rookery.pipelines.document import Value, read
-from rookery.spark.options import CONNECTION, sink_options, source_options
+from rookery.spark.options import CONNECTION, SINK_OPTIONS, TARGETS, sink_options, source_options
 
 INPUT: Final = "input"
 ENDPOINT: Final = "http://127.0.0.1:8080"
 KEY_VARIABLE: Final = "ROOKERY_API_KEY"
 SUFFIXES: Final = (".yaml", ".yml")
 
-BROKER_TARGETS: Final = ("stream", "topic", "exchange", "queue")
+BROKER_TARGETS: Final = tuple(TARGETS)
 FAILURES: Final = ("drop", "fail", "quarantine")
 QUARANTINE: Final = ".quarantine"
 """What stands after the name of a pipeline in that of the stream for its quarantine, unless one is named."""
 BROKER_MODES: Final = ("append", "update")
-BROKER_OPTIONS: Final = ("exactlyOnce", "onOversize", "maxBatchBytes", "stagingTtlMs")
+BROKER_OPTIONS: Final = tuple(row.name for row in SINK_OPTIONS if row.in_pipelines and row.kind != "target")
 """The options of Spark's sink that a sink may have."""
 TABLE_FORMATS: Final = ("delta",)
 TABLE_MODES: Final = ("append", "merge", "replace")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from rookery.errors import InvalidPipeline
+from rookery.lake.pipelines import LastError, Place, Status, now_ms, statuses
 from rookery.pipelines.spec import Pipeline, load_folder
 from rookery.pipelines.worker import FAILED
-from rookery.store.pipelines import LastError, Place, Status, now_ms, statuses
 
 POLL_SEC: Final = 0.5
 RESCAN_SEC: Final = 2.0

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import EngineLost, RookeryError
+from rookery.lake.pipelines import RUNNING, LastError, Place, Status, now_ms
 from rookery.pipelines.jobs import Job, PipelineJob
 from rookery.pipelines.runner import Runner, reason
 from rookery.pipelines.spec import Engine, load
-from rookery.store.pipelines import RUNNING, LastError, Place, Status, now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

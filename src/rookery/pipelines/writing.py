@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rookery.errors import InvalidPipeline
+from rookery.lake.pipelines import Place
 from rookery.pipelines import lake
 from rookery.pipelines.frames import FAILED
 from rookery.pipelines.spec import Pipeline, Sink
-from rookery.store.pipelines import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

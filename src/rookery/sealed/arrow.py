@@ -12,8 +12,8 @@ import pyarrow.compute
 
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS
 from rookery.errors import StoreDamaged
-from rookery.store.columns import ALL, ENVELOPE, Columns, Numbers, Pattern, Texts, add_run
-from rookery.store.schema import DIRECTORIES, HEADERS
+from rookery.sealed.columns import ALL, ENVELOPE, Columns, Numbers, Pattern, Texts, add_run
+from rookery.sealed.schema import DIRECTORIES, HEADERS
 
 WINDOW_BYTES: Final = 1 << 20
 

@@ -11,15 +11,15 @@ from typing import Final, final
 
 from mypy_extensions import i32, i64, u8
 
-from rookery._bytes import BytesWriter, read_i32_be, read_i64_be, write_i32_le, write_i64_le
 from rookery.core.bindings import Matcher
 from rookery.core.routing import matcher
 from rookery.core.stream import KEY_HEADER
 from rookery.errors import InvalidArgument
-from rookery.fieldtables import after_field, after_name, read_field
-from rookery.properties import Places, readable
-from rookery.rendering import printed
-from rookery.store.records import RecordView
+from rookery.format.bytes import BytesWriter, read_i32_be, read_i64_be, write_i32_le, write_i64_le
+from rookery.format.fieldtables import after_field, after_name, read_field
+from rookery.format.properties import Places, readable
+from rookery.format.records import RecordView
+from rookery.format.rendering import legible_bytes, printed
 
 ALL: Final = (
     "offset",
@@ -112,7 +112,7 @@ class Texts:
         data = self.data
         before: i64 = len(data)
         if end - start > SHORT:
-            data.write(_readable(source[start:end]))
+            data.write(legible_bytes(source[start:end]))
         else:
             # most texts are short and ASCII: octet by octet needs no object
             i = start
@@ -120,7 +120,7 @@ class Texts:
                 octet = source[i]
                 if octet > 127:
                     data.truncate(before)
-                    data.write(_readable(source[start:end]))
+                    data.write(legible_bytes(source[start:end]))
                     break
                 data.append(u8(octet))
                 i += 1
@@ -130,10 +130,6 @@ class Texts:
     def add_null(self) -> None:
         write_i32_le(self.offsets, i32(len(self.data)))
         self.valid.add(False)
-
-
-def _readable(text: bytes) -> bytes:
-    return text if text.isascii() else text.decode("utf-8", "replace").encode()
 
 
 @final

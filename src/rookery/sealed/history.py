@@ -1,6 +1,6 @@
 """The history of streams: when tails are sealed into Parquet files, and when files that are let go of are deleted.
 
-The work itself is done by `store.sealing` in a process of its own; here is what the owner of the shard does: choose
+The work itself is done by `sealed.sealing` in a process of its own; here is what the owner of the shard does: choose
 what is to be sealed, keep the journal's segments meanwhile, and record the result. The list of a partition's files in
 the journal is the truth: a file that is not in it is deleted at start, one that is missing is damage. A file that was
 let go of stays for a grace, and as long as a plan that somebody is reading by names it.
@@ -18,15 +18,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS
 from rookery.core.ranges import FilePiece, TailPiece
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile
-from rookery.errors import InvalidArgument, NotFound, StoreDamaged, StoreError
+from rookery.errors import InvalidArgument, NotFound, RookeryError, StoreDamaged, StoreError
+from rookery.sealed.layout import TEMPORARY, last_offset, partition_directory
 from rookery.store.journal import Journal
-from rookery.store.layout import last_offset, partition_directory
 
 LOOK_MS: Final = 1_000
 PLAN_MS: Final = 60_000
@@ -37,6 +37,14 @@ MERGE_FILES: Final = 8
 
 RUN_RECORDS: Final = 1_000_000
 DAY_MS: Final = 86_400_000
+COPY: Final = ".records"
+"""How the file ends into which records are copied from a medium that has no files."""
+
+COPY_BYTES: Final = 1 << 20
+
+HEAD_BYTES: Final = 5
+"""A record begins with its kind and the size of the rest."""
+
 PACKAGE: Final = Path(__file__).resolve().parent.parent.parent
 
 Done = Callable[[BaseException | None], None]
@@ -50,7 +58,7 @@ def can_seal() -> bool:
 def _parquet() -> Any:
     if not can_seal():
         raise StoreError("sealed records are in Parquet files, which need pyarrow: pip install 'rookery[streams]'")
-    from rookery.store import parquet
+    from rookery.sealed import parquet
 
     return parquet
 
@@ -93,7 +101,6 @@ class History:
         journal: Journal,
         root: Path,
         post: Callable[[Callable[[], None]], None],
-        enabled: bool = True,
     ) -> None:
         self.shard = shard
         self.journal = journal
@@ -103,10 +110,10 @@ class History:
         self.failures = 0
         self.last_error = ""
         # who does the work: a process of its own, unless told otherwise
-        self.helper: Callable[[bytes], dict[str, Any]] | None = None
+        self.helper: Callable[[Job], dict[str, Any]] | None = None
         self._post = post
         self._due_ms = 0
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._waiting: list[tuple[Partition, int, Done]] = []
         self._plans: dict[str, tuple[int, frozenset[str]]] = {}
         self._closed = False
@@ -121,6 +128,8 @@ class History:
                     path = str(self.root / file.path)
                     raise StoreDamaged(f"{path} is missing: it holds sealed records of a stream", file=path)
         self._delete_strays("")
+        for left in self.root.glob(f"{TEMPORARY}*{COPY}"):
+            left.unlink()
         # whoever was reading by a plan has a moment to say so again
         for path, (due, batch) in self.shard.condemned.items():
             self.shard.condemned[path] = (max(due, int(self.shard.wall_ms) + 2 * PLAN_MS), batch)
@@ -273,16 +282,16 @@ class History:
                 total += int(file.bytes)
         return run if len(run) >= MERGE_FILES else []
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: Job) -> None:
         self._job = job
         self.journal.hold()
         job.start()
 
-    def finished(self, job: _Job, answer: dict[str, Any] | None, error: str) -> None:
+    def finished(self, job: Job, answer: dict[str, Any] | None, error: str) -> None:
         """A job's process has ended; called in its thread."""
         self._post(lambda: self._settle(job, answer, error))
 
-    def _settle(self, job: _Job, answer: dict[str, Any] | None, error: str) -> None:
+    def _settle(self, job: Job, answer: dict[str, Any] | None, error: str) -> None:
         self._job = None
         self.journal.release()
         if self._closed:
@@ -301,7 +310,7 @@ class History:
             # a look at once: a wish may be fulfilled, or there may be more of it
             self._begin()
 
-    def _record(self, job: _Job, file: SealedFile) -> None:
+    def _record(self, job: Job, file: SealedFile) -> None:
         """Let a finished file count; from here on the journal may forget its records."""
         partition = job.partition
         shard = self.shard
@@ -352,7 +361,7 @@ class History:
             shard.log.change("unlinked", "", {"paths": due})
 
 
-class _Job:
+class Job:
     """A helper process, and the thread that waits for it."""
 
     def __init__(self, history: History, partition: Partition) -> None:
@@ -362,35 +371,45 @@ class _Job:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
-    def input(self) -> list[bytes]:
+    def prepare(self) -> None:
+        """Take from the core what the work needs to know, in the turn that starts it."""
+
+    def input(self) -> bytes:
+        """What the process is told. Called in the job's thread: it may read what is to be sealed."""
         raise NotImplementedError
 
+    def clean_up(self) -> None:
+        """Remove what was made for the process; called in the job's thread."""
+
     def start(self) -> None:
-        pieces = self.input()
-        threading.Thread(target=self._run, args=(pieces,), name="rookery-sealing", daemon=True).start()
+        self.prepare()
+        threading.Thread(target=self._run, name="rookery-sealing", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped = True
         if self._process is not None:
             self._process.kill()
 
-    def _run(self, pieces: list[bytes]) -> None:
+    def _run(self) -> None:
         answer: dict[str, Any] | None = None
         error = "stopped"
         try:
             helper = self._history.helper
             if helper is not None:
-                answer = helper(b"".join(pieces))
+                answer = helper(self)
             elif not self._stopped:
-                answer, error = self._work(pieces)
-        except OSError as failure:
+                answer, error = self._work()
+        except (OSError, RookeryError) as failure:
             error = str(failure)
+        finally:
+            self.clean_up()
         self._history.finished(self, answer, error)
 
-    def _work(self, pieces: list[bytes]) -> tuple[dict[str, Any] | None, str]:
+    def _work(self) -> tuple[dict[str, Any] | None, str]:
+        told = self.input()
         path = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH", "")])])
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "rookery.store.sealing"],
+            [sys.executable, "-m", "rookery.sealed.sealing"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -398,45 +417,94 @@ class _Job:
         )
         if self._stopped:
             process.kill()
-        out, err = process.communicate(b"".join(pieces))
+        out, err = process.communicate(told)
         if process.returncode != 0 or not out.strip():
             words = err.decode("utf-8", "replace").strip().splitlines()
             return None, words[-1] if words else f"the helper process ended with {process.returncode}"
         return json.loads(out), ""
 
 
-class _Seal(_Job):
+class _Seal(Job):
     """Seal the tail up to an offset."""
 
     def __init__(self, history: History, partition: Partition, upto: int) -> None:
         super().__init__(history, partition)
         self._upto = upto
+        self._row: dict[str, Any] = {}
+        self._places = b""
+        self._stamps = b""
+        self._copy: Path | None = None
 
-    def input(self) -> list[bytes]:
+    def prepare(self) -> None:
         partition = self.partition
         history = self._history
-        places, stamps = partition.run(partition.tail, self._upto)
-        job = {
+        self._places, self._stamps = partition.run(partition.tail, self._upto)
+        self._row = {
             "root": str(history.root),
             "owner": os.getpid(),
-            "segments": {s.number: history.journal.medium.name(s.number) for s in history.journal.segments},
+            "segments": {s.number: history.journal.medium.path(s.number) for s in history.journal.segments},
             "tenant": partition.stream.tenant.name,
             "stream": partition.stream.name,
             "partition": int(partition.index),
             "first": int(partition.tail),
-            "bytes": len(places),
+            "bytes": len(self._places),
         }
-        return [json.dumps(job).encode() + b"\n", places, stamps]
+
+    def input(self) -> bytes:
+        if None in self._row["segments"].values():
+            self._hand_over()
+        return json.dumps(self._row).encode() + b"\n" + self._places + self._stamps
+
+    def _hand_over(self) -> None:
+        """Copy the records into one file, for a process that cannot read the medium by itself."""
+        root = self._history.root
+        root.mkdir(parents=True, exist_ok=True)
+        self._copy = root / f"{TEMPORARY}{os.getpid()}-{self.partition.number}{COPY}"
+        with self._copy.open("wb") as target:
+            self._places = copy_records(self._places, self._history.read, target)
+        self._row["segments"] = {0: str(self._copy)}
+
+    def clean_up(self) -> None:
+        if self._copy is not None:
+            self._copy.unlink(missing_ok=True)
 
 
-class _Merge(_Job):
+def copy_records(places: bytes, read: Callable[[int, int], bytes], target: BinaryIO) -> bytes:
+    """Copy the records at these places (64 bits each) into a file that counts as segment 0; their places there.
+
+    `read` gives bytes from a place on; neighbours come from the same read.
+    """
+    moved = bytearray()
+    window, start, written = b"", 0, 0
+    for index in range(0, len(places), 8):
+        place = int.from_bytes(places[index : index + 8], "big")
+        at = place - start
+        if not 0 <= at <= len(window) - HEAD_BYTES or at + record_bytes(window, at) > len(window):
+            window, start, at = read(place, COPY_BYTES), place, 0
+            if record_bytes(window, 0) > len(window):
+                window = read(place, record_bytes(window, 0))
+        size = record_bytes(window, at)
+        if at + size > len(window):
+            raise StoreDamaged(f"segment {place >> PLACE_BITS} ends within the record at {place & OFFSET_MASK}")
+        target.write(window[at : at + size])
+        moved += written.to_bytes(8, "big")
+        written += size
+    return bytes(moved)
+
+
+def record_bytes(window: bytes, at: int) -> int:
+    """The size of the record there, as far as it can be told."""
+    return HEAD_BYTES + int.from_bytes(window[at + 1 : at + HEAD_BYTES], "big")
+
+
+class _Merge(Job):
     """Make one file of several."""
 
     def __init__(self, history: History, partition: Partition, files: list[SealedFile]) -> None:
         super().__init__(history, partition)
         self.replaced = files
 
-    def input(self) -> list[bytes]:
+    def input(self) -> bytes:
         files = [file.as_dict() for file in self.replaced]
-        job = {"root": str(self._history.root), "owner": os.getpid(), "merge": files}
-        return [json.dumps(job).encode() + b"\n"]
+        row = {"root": str(self._history.root), "owner": os.getpid(), "merge": files}
+        return json.dumps(row).encode() + b"\n"

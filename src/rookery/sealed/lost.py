@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rookery import properties
-from rookery._bytes import BytesWriter
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.core.stream import Partition, SealedFile
 from rookery.errors import RookeryError, StoreError
-from rookery.model import PERSISTENT, Message, Route
-from rookery.store import changes, records
-from rookery.store.records import DEFINE, STATE, Reader
+from rookery.format import properties, records
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import PERSISTENT, Message, Route
+from rookery.format.records import DEFINE, STATE, Reader
+from rookery.store import changes
 
 MAGIC: Final = b"PAR1"
 """What a Parquet file begins and ends with."""
@@ -95,7 +95,7 @@ def let_go(partition: Partition, root: Path) -> dict[str, Any] | None:
 def fill(partition: Partition, file: SealedFile, root: Path, number: int) -> None:
     """Put a file of empty records in the place of a lost one; `number` is the first of their ids."""
     try:
-        from rookery.store import sealing
+        from rookery.sealed import sealing
     except ImportError:
         raise StoreError("a lost file of sealed records can only be replaced with pyarrow") from None
     count = int(file.last - file.first) + 1

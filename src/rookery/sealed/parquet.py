@@ -18,9 +18,10 @@ from rookery.core.ranges import FilePiece, TailPiece
 from rookery.core.routing import matcher
 from rookery.core.stream import Partition
 from rookery.errors import RookeryError, StoreDamaged
-from rookery.store import arrow, records
-from rookery.store.columns import ENVELOPE, check_columns
-from rookery.store.schema import DIRECTORIES, schema_of
+from rookery.format import records
+from rookery.sealed import arrow
+from rookery.sealed.columns import ENVELOPE, check_columns
+from rookery.sealed.schema import DIRECTORIES, schema_of
 
 _UNREADABLE: Final = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What is met in a file that is damaged: pyarrow does not check all that it reads, and its parts need not agree."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rookery.store.table import COLUMNS, Kind
+from rookery.sealed.table import COLUMNS, Kind
 
 _TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(

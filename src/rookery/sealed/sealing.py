@@ -1,9 +1,10 @@
 """Sealing: the old part of a stream's tail becomes a Parquet file. Runs in a process of its own.
 
-`python -m rookery.store.sealing` reads one job from its standard input: a line of JSON that names the segments of the
-journal and the run to be sealed, then the places and times of its records. It writes the file under a temporary name,
-syncs it, renames it, and syncs the directory. It answers with JSON and touches nothing else, so whatever happens to it
-costs nothing but the time. The other kind of job merges small files into one.
+`python -m rookery.sealed.sealing` reads one job from its standard input: a line of JSON that names the files in which
+the records stand (segments of the journal, or a copy where the medium has no files) and the run to be sealed, then the
+places and times of its records. It writes the file under a temporary name, syncs it, renames it, and syncs the
+directory. It answers with JSON and touches nothing else, so whatever happens to it costs nothing but the time. The
+other kind of job merges small files into one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import pyarrow.parquet as pq
 
 from rookery.core.paging import PLACE_BITS
 from rookery.errors import StoreDamaged
-from rookery.store.arrow import batch_of, collect
-from rookery.store.columns import BYTES_MAX, ROWS_MAX
-from rookery.store.layout import TEMPORARY, file_name, file_path, partition_directory
-from rookery.store.schema import SEALED_SCHEMA
+from rookery.sealed.arrow import batch_of, collect
+from rookery.sealed.columns import BYTES_MAX, ROWS_MAX
+from rookery.sealed.layout import TEMPORARY, file_name, file_path, partition_directory
+from rookery.sealed.schema import SEALED_SCHEMA
 
 # What differs from row to row (offset, timestamp, value, message_id, envelope) is written plainly: to look for
 # repetition in it is a third of the work of writing, for nothing.

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from rookery.arrow.decoder import ArrowDecoder
 from rookery.core.staging import Row
 from rookery.core.stream import Partition
-from rookery.embed.engine import AsyncEngine, Engine
+from rookery.engine.engine import AsyncEngine, Engine
 from rookery.errors import LimitExceeded, StoreError
-from rookery.model import Message
-from rookery.store.arrow_decoder import ArrowDecoder
-from rookery.store.history import Reading, can_seal
+from rookery.format.model import Message
+from rookery.sealed.history import Reading, can_seal
 
 if TYPE_CHECKING:
-    from rookery.logs import Log
-    from rookery.turns import Turns
+    from rookery.server.logs import Log
+    from rookery.server.turns import Turns
 
 THREADS: Final = 2
 DECODING_MAX: Final = 4
@@ -85,7 +85,7 @@ class EngineArchive:
         """Import pyarrow, which takes a while the first time."""
         if not can_seal():
             raise StoreError("Arrow needs pyarrow: pip install 'rookery[streams]'")
-        from rookery.store import parquet
+        from rookery.sealed import parquet
 
         assert parquet is not None
 
@@ -112,7 +112,7 @@ class EngineArchive:
     def table(
         self, tenant: str, queue: str, found: list[tuple[int, int, int, Message]], columns: Sequence[str]
     ) -> Iterator[bytes]:
-        from rookery.store import arrow_rows
+        from rookery.arrow import rows as arrow_rows
 
         return arrow_rows.messages_ipc(tenant, queue, found, columns)
 

@@ -18,13 +18,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import InvalidArgument
-from rookery.limits import Seldom, is_local, network_of
-from rookery.proxy_protocol import HEADER_MAX_BYTES, Reader, Source
-from rookery.tls import name_in
+from rookery.server.limits import Seldom, is_local, network_of
+from rookery.server.proxy import HEADER_MAX_BYTES, Reader, Source
+from rookery.server.tls import name_in
 
 if TYPE_CHECKING:
-    from rookery.logs import Log
-    from rookery.tls import Certificates
+    from rookery.server.logs import Log
+    from rookery.server.tls import Certificates
     from rookery.wire.turn import Face, Peer
 
 BACKLOG: Final = 1_024

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from rookery.limits import FailedLogins, network_of
+from rookery.server.limits import FailedLogins, network_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.core.access import PasswordCheck
-    from rookery.turns import Turns
+    from rookery.server.turns import Turns
 
 THREADS: Final = 2
 PENDING_MAX: Final = 1_024

@@ -1,5 +1,8 @@
 """The server's log: one JSON object a line, on a stream, and in a file if there is one.
 
+With `APP_ENV=development` lines are for people instead: time, level, event, then the fields, and text of several lines
+(a traceback) indented below. Only `listening` stays JSON, because programs wait for it to learn the ports.
+
 Logging cannot fail and does not block. Every value has a rendering (`plain`): text that is not UTF-8, bytes, integers
 of any size, objects whose `repr` raises, values that contain themselves. Lines are bounded in size, and are written by
 threads (`log_writer`).
@@ -13,14 +16,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 import msgspec
 import structlog
 
-from rookery.log_writer import DescriptorSink, FileSink, LogWriter, descriptor_of
+from rookery.config.kinds import AppEnv
+from rookery.server.log_writer import DescriptorSink, FileSink, LogWriter, descriptor_of
 
 LINE_MAX_CHARS: Final = 32 * 1024
 """How much text of one event is logged; the rest is cut off."""
@@ -34,6 +39,7 @@ _HEAD: Final = ("event", "level", "timestamp")
 _CUT: Final = "…"
 _INTEGER_MAX: Final = 1 << 63
 _HIDDEN: Final = "***"
+_WORD: Final = re.compile(r"[^\s\"=]+")
 _KEY: Final = re.compile(r"(?<![A-Za-z0-9_-])([A-Za-z0-9_-]{11})\.[A-Za-z0-9_-]{22}(?![A-Za-z0-9_-])")
 _TOKEN: Final = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*|whsec_[A-Za-z0-9+/=_-]+")
 
@@ -89,14 +95,17 @@ class LogOutput:
     debug = info = warning = error = critical = msg
 
 
-def make_log(level: str, output: TextIO | LogOutput | None, secrets: Sequence[str] = ()) -> Log:
-    """A logger that writes one JSON object a line, and shows none of the `secrets`."""
+def make_log(
+    level: str, output: TextIO | LogOutput | None, secrets: Sequence[str] = (), env: AppEnv = "production"
+) -> Log:
+    """A logger that writes one JSON object a line, or in development what people read, and none of the `secrets`."""
+    rendered = render_readable if env == "development" else render
     log: Log = structlog.wrap_logger(
         output if isinstance(output, LogOutput) else LogOutput(output),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            lambda _, __, row: render(row, secrets),
+            lambda _, __, row: rendered(row, secrets),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
     )
@@ -109,6 +118,56 @@ def render(row: Mapping[str, object], secrets: Sequence[str] = ()) -> str:
         return msgspec.json.encode(_Plain(secrets).row(row)).decode()
     except Exception as error:  # noqa: BLE001 - there is nobody to tell but the log
         return f'{{"event":"log_failed","level":"error","error":"{type(error).__name__}"}}'
+
+
+def render_readable(row: Mapping[str, object], secrets: Sequence[str] = ()) -> str:
+    """An event as a line that a person reads; values of several lines follow, indented."""
+    if row.get("event") == "listening":
+        return render(row, secrets)
+    try:
+        plain = _Plain(secrets).row(row)
+        event, level, when = (str(plain.pop(name, "")) for name in _HEAD)
+        words = [when[11:19], f"{level:<8}", _one_line(event)]
+        below = ""
+        for name, value in plain.items():
+            if isinstance(value, str) and "\n" in value:
+                lines = value.rstrip("\n").split("\n")
+                below += f"\n    {_one_line(name)}:" + "".join(f"\n    {_one_line(line)}" for line in lines)
+            else:
+                text = (
+                    value if isinstance(value, str) and _WORD.fullmatch(value) else msgspec.json.encode(value).decode()
+                )
+                words.append(f"{_one_line(name)}={_one_line(text)}")
+        return " ".join(words) + below
+    except Exception as error:  # noqa: BLE001 - there is nobody to tell but the log
+        return f"log_failed error={type(error).__name__}"
+
+
+def _one_line(text: str) -> str:
+    """Text that cannot end a line, or steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# Internal errors, for the log and, in development, for whoever met one
+
+
+def trace(error: BaseException) -> str:
+    """The traceback of an internal error."""
+    return "".join(traceback.format_exception(error))
+
+
+def explained(error: BaseException, secrets: Sequence[str] = ()) -> tuple[str, str]:
+    """An internal error in one line, and with its traceback; bounded, and without secrets."""
+    plain = _Plain(secrets)
+    line = _one_line(str(plain.value(traceback.format_exception_only(error)[-1].strip(), 0)))
+    return line, str(plain.value(trace(error), 0))
+
+
+def explainer(secrets: Sequence[str]) -> Callable[[BaseException], str]:
+    """What a face tells its peers about an internal error in development."""
+    return lambda error: explained(error, secrets)[0]
 
 
 class _Plain:

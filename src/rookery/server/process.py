@@ -1,8 +1,8 @@
 """The process around the core: its listeners and faces, what they share, and signals.
 
-A `Server` owns an engine (the shard and its clock) and serves it; `attach` opens a listener on the engine of a broker
-that a program embeds. Nothing here decides what a message's fate is: bytes go from transports to `wire`, and come back
-once a turn.
+A `Server` owns an engine (the shard and its clock) and serves it over every protocol of `rookery.wire.protocols`;
+`attach` opens listeners on the engine of a broker that a program embeds. Nothing here decides what a message's fate is:
+bytes go from transports to `wire`, and come back once a turn.
 
 Stopping: the first SIGTERM or SIGINT closes the listeners, tells every peer, and waits up to `ROOKERY_SHUTDOWN_SEC` for
 them to go; then everything is written and synced. A second one waits for nothing. SIGHUP reads the certificates again.
@@ -21,31 +21,33 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from rookery._compiled import compiled
-from rookery.attach import amqp_face, attach, attach_thread, line_face
+from rookery._compiled import compiled, speed
 from rookery.clock import SystemClock
-from rookery.config import LOG_FILE
-from rookery.config_kinds import is_loopback
+from rookery.config.kinds import is_loopback
+from rookery.config.settings import LOG_FILE
 from rookery.core import definitions
 from rookery.core.access import DEFAULT_TENANT, Access
-from rookery.embed.engine import ServerEngine
+from rookery.engine.engine import ServerEngine
 from rookery.errors import Fenced, InvalidConfig
-from rookery.gate import Gate
-from rookery.limits import FILES_SPARE, MEMORY_SHARE, allow_open_files, machine_memory_bytes
-from rookery.listeners import Attendance, Listener
-from rookery.logins import Logins
-from rookery.logs import LibraryLog, Log, LogOutput, make_log
-from rookery.tls import Certificates, TlsFiles
-from rookery.turns import Turns
-from rookery.web import Web
-from rookery.wire.line import LineFace
+from rookery.server.attached import attach, attach_thread
+from rookery.server.faces import Faces
+from rookery.server.gate import Gate
+from rookery.server.limits import FILES_SPARE, MEMORY_SHARE, allow_open_files, machine_memory_bytes
+from rookery.server.listeners import Attendance, Listener
+from rookery.server.logins import Logins
+from rookery.server.logs import LibraryLog, Log, LogOutput, make_log
+from rookery.server.tls import Certificates, TlsFiles
+from rookery.server.turns import Turns
+from rookery.server.web import Web
+from rookery.store.file import FileMedium
+from rookery.wire.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.clock import Clock
-    from rookery.config import Settings
-    from rookery.wire.turn import Face
+    from rookery.config.settings import Settings
+    from rookery.wire.face import WireProtocol
 
 __all__ = ["Server", "announce_admin_key", "attach", "attach_thread", "key_file", "loop_factory", "serve"]
 
@@ -72,7 +74,7 @@ class Server:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self.log_output = _log_output(settings) if log is None else LogOutput(None)
-        self.log: Log = log or make_log(settings.log_level, self.log_output, settings.secrets())
+        self.log: Log = log or make_log(settings.log_level, self.log_output, settings.secrets(), settings.env)
         self.engine = ServerEngine(self.clock, os.urandom(16))
         self.access = Access(os.urandom, guest=settings.guest)
         self.addresses: dict[str, str] = {}
@@ -83,7 +85,7 @@ class Server:
         self._attendance: Attendance | None = None
         self._certificates: Certificates | None = None
         self._look: asyncio.TimerHandle | None = None
-        self._faces: list[Face] = []
+        self._faces: Faces | None = None
         self._listeners: list[Listener] = []
         self.fenced = asyncio.Event()
         """Set when another process has taken over the data directory: this one must end."""
@@ -97,20 +99,10 @@ class Server:
         memory = settings.memory_max_bytes or int(machine_memory_bytes() * MEMORY_SHARE)
         if settings.store_backend == "journal":
             self._open_journal(memory)
-        elif settings.store_backend != "memory":
-            raise InvalidConfig(f"the store {settings.store_backend} is not built in yet", argument="STORE_BACKEND")
         shard = self.engine.shard
         shard.memory_bytes_max = memory + memory // OVERSHOOT
-        self.engine.begin()
-        limits = {"message_bytes_max": settings.message_max_bytes}
-        if DEFAULT_TENANT in shard.tenants:
-            shard.tenants[DEFAULT_TENANT].set_limits(limits)
-        else:
-            shard.create_tenant(DEFAULT_TENANT, limits)
-        if settings.events_rate:
-            kept = EVENTS_BYTES if settings.store_backend == "journal" else EVENTS_MEMORY_BYTES
-            shard.events.start(settings.events_rate, {"max_age_ms": EVENTS_AGE_MS, "max_bytes": kept})
-        self.engine.end()
+        with self.engine:
+            self._furnish()
         if settings.api_key is not None:
             self.access.set_fixed_key(settings.api_key)
         try:
@@ -120,10 +112,24 @@ class Server:
             reason = getattr(error, "strerror", None) or error
             raise InvalidConfig(f"cannot listen: {reason}", argument="APP_HOST") from None
 
+    def _furnish(self) -> None:
+        """Have what every server has: the default tenant, and the stream of events if it is asked for."""
+        settings = self.settings
+        shard = self.engine.shard
+        limits = {"message_bytes_max": settings.message_max_bytes}
+        if DEFAULT_TENANT in shard.tenants:
+            shard.tenants[DEFAULT_TENANT].set_limits(limits)
+        else:
+            shard.create_tenant(DEFAULT_TENANT, limits)
+        if settings.events_rate:
+            kept = EVENTS_BYTES if settings.store_backend == "journal" else EVENTS_MEMORY_BYTES
+            shard.events.start(settings.events_rate, {"max_age_ms": EVENTS_AGE_MS, "max_bytes": kept})
+
     def _open_journal(self, memory_bytes: int) -> None:
         """Begin with what the data directory holds; what does not fit into memory stays there."""
         settings = self.settings
         self.engine.open_journal(
+            FileMedium(settings.data_dir),
             settings.data_dir,
             sync=settings.sync,
             page_bytes=memory_bytes // 2,
@@ -150,21 +156,13 @@ class Server:
         self._logins = Logins(self._turns, settings.login_failures_max)
         self._web = Web(self.engine, self._turns, self.access, self.clock, self.log, self._logins, settings)
         self._count(self._web.values, self._logins, self._attendance)
-        http = self._web.face
         self._gate = self._make_gate(self._turns, self._logins)
-        amqp = self._amqp(self._turns, self._gate)
-        line = line_face(self._turns, self._gate, self.log)
-        line.line_max_bytes = min(line.line_max_bytes, settings.message_max_bytes)
-        line.dlq_suffix = settings.dlq_suffix
-        self._web.faces |= {"amqp": amqp, "line": line}
-        secure = self._certificates
-        await self._open("http", http, settings.http_port, None)
-        await self._open("amqp", amqp, settings.amqp_port, None)
-        await self._open("line", line, settings.line_port, None)
-        if secure is not None:
-            await self._open("https", http, settings.http_tls_port, secure)
-            await self._open("amqps", amqp, settings.amqp_tls_port, secure)
-            await self._open("lines", line, settings.line_tls_port, secure)
+        self._faces = Faces(self._web, self._gate, self._turns, self.log, settings)
+        for protocol in PROTOCOLS.values():
+            await self._open(protocol, protocol.name, None)
+        if self._certificates is not None:
+            for protocol in PROTOCOLS.values():
+                await self._open(protocol, protocol.tls_name, self._certificates)
             self._look_at_certificates()
         self._turns.on_tick.append(self._look_at_store)
         self._turns.start()
@@ -195,22 +193,16 @@ class Server:
             tenant_connections_max=settings.tenant_connections_max,
         )
 
-    def _amqp(self, turns: Turns, gate: Gate) -> Face:
-        face = amqp_face(turns, gate, self.log)
-        face.channels_max = self.settings.channels_max
-        face.heartbeat_sec = self.settings.heartbeat_sec
-        return face
-
-    async def _open(self, name: str, face: Face, port: int | None, certificates: Certificates | None) -> None:
-        """Have a face listened for on one more port."""
+    async def _open(self, protocol: WireProtocol, name: str, certificates: Certificates | None) -> None:
+        """Listen for a protocol, unless the port of that listener is off."""
+        settings = self.settings
+        port = settings.ports.get(name)
         if port is None:
             return
-        settings = self.settings
         assert self._attendance is not None
-        if face not in self._faces:
-            face.handshake_ms = round(settings.handshake_sec * 1_000)
-            self._attendance.attend(face)
-            self._faces.append(face)
+        assert self._faces is not None
+        face = self._faces[protocol.name]
+        self._attendance.attend(face)
         listener = Listener(
             face,
             self._attendance,
@@ -221,8 +213,8 @@ class Server:
         )
         self._listeners.append(listener)
         host = settings.host
-        if settings.auth_mode == "none" and isinstance(face, LineFace) and not is_loopback(host):
-            # whoever reaches it needs to know no more than a verb: nobody from elsewhere, even if that is allowed
+        if settings.auth_mode == "none" and protocol.local_if_open and not is_loopback(host):
+            # nobody from elsewhere, even if that is allowed
             host = LOOPBACK
         self.addresses[name] = await listener.open(host, port)
         assert self._web is not None
@@ -274,8 +266,7 @@ class Server:
         for listener in self._listeners:
             listener.close()
         if self._turns is not None and self._attendance is not None:
-            for face in self._faces:
-                self._turns.run(lambda face=face: face.close_all("shutdown"))  # type: ignore[misc]
+            self._turns.run(self._take_leave)
             calls = asyncio.ensure_future(self._web.webhooks.close(patience)) if self._web is not None else None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._attendance.empty.wait(), patience)
@@ -293,8 +284,12 @@ class Server:
 
     def abort(self) -> None:
         """Do not wait for anybody any longer."""
-        for face in self._faces:
-            face.abort_all()
+        if self._faces is not None:
+            self._faces.abort_all()
+
+    def _take_leave(self) -> None:
+        if self._faces is not None:
+            self._faces.close_all("shutdown")
 
 
 def _log_output(settings: Settings) -> LogOutput:
@@ -373,6 +368,8 @@ async def _run(server: Server) -> int:
     gc.collect()
     gc.freeze()
     loop_name = type(loop).__module__.partition(".")[0]
+    if not compiled:
+        server.log.warning("uncompiled", text=speed())
     server.log.info("listening", **server.addresses, pid=os.getpid(), compiled=compiled, loop=loop_name)
     if await _is_fenced(server, signals):
         # what this process still holds belongs to the other one: it writes nothing more, and lets go of its peers

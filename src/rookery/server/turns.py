@@ -1,4 +1,4 @@
-"""Takes turns in the event loop: for peers that were touched from outside, when the journal has more, when publishers
+"""Takes turns in the event loop: for the journal's answers, for peers that were touched from outside, when publishers
 may go on, when rights were taken away, and once a second for what time asks of each face. All faces of a server share
 the one `Turn` in here.
 """
@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rookery.errors import RookeryError
 from rookery.wire.turn import FREE, FULL, REASONS, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.core.shard import Shard
-    from rookery.logs import Log
+    from rookery.server.logs import Log
 
 TICK_SEC: Final = 1.0
 
@@ -24,7 +23,9 @@ TICK_SEC: Final = 1.0
 class Driver(Protocol):
     """What a listener needs of whoever owns the shard.
 
-    `begin` passes the time in, `end` wakes whoever waits, `progress` returns when more is durable than before.
+    `begin` passes the time in, `end` wakes whoever waits. A driver in the loop of the transports does what the journal
+    and the threads of the shard have for it in turns taken with `run`; any driver calls `progressed` when the journal
+    has answered.
     """
 
     shard: Shard
@@ -33,7 +34,9 @@ class Driver(Protocol):
 
     def end(self) -> None: ...
 
-    async def progress(self) -> None: ...
+    def attach(self, run: Callable[[Callable[[], None]], None], progressed: Callable[[], None]) -> None: ...
+
+    def detach(self, progressed: Callable[[], None]) -> None: ...
 
 
 class Turns:
@@ -47,19 +50,21 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._driver = driver
         self._log = log
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._held_long = False
         self.on_tick: list[Callable[[], None]] = []
         self.on_revoked: list[Callable[[], None]] = []
         self._rechecking = False
-        self.turn = Turn(driver, self._wake, self._watch)
+        self.turn = Turn(driver, self._wake)
         self.turn.on_held = self._held
+        self._progressed = self.turn.progressed
+        driver.attach(self.run, self._progressed)
 
     def start(self) -> None:
         self._ticker = self._loop.call_later(TICK_SEC, self._tick)
 
     def stop(self) -> None:
+        self._driver.detach(self._progressed)
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -89,18 +94,6 @@ class Turns:
         """Somebody else's turn, perhaps in another thread, left something for a peer."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every peer
             self._loop.call_soon_threadsafe(self.run)
-
-    def _watch(self) -> None:
-        """Confirms and publishers wait for the journal: take a turn when it has more."""
-        task = self._loop.create_task(self._until_more_is_durable())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _until_more_is_durable(self) -> None:
-        with contextlib.suppress(RookeryError):  # the turn sees for itself that the store failed
-            await self._driver.progress()
-        self.turn.watched()
-        self.run()
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(TICK_SEC, self._tick)

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rookery import __version__
-from rookery.archive import EngineArchive
 from rookery.core.access import Access
-from rookery.embed.engine import AsyncEngine, Engine
+from rookery.engine.engine import AsyncEngine, Engine
 from rookery.errors import InvalidConfig
+from rookery.server.archive import EngineArchive
+from rookery.server.logs import Log, explained, trace
+from rookery.server.peers import is_own_user
 from rookery.webhooks import new_secret
 from rookery.webhooks.addresses import Guard
 from rookery.webhooks.dispatcher import Dispatcher
-from rookery.wire import (
-    api_insights,
-    api_pipelines,
-    api_routes,
-    http_openapi,
-    http_spans,
-    push,
-    rest_keys,
-    rest_legacy,
-    rest_ops,
-    rest_s2,
-    rest_topics,
-    rest_webhooks,
-)
-from rookery.wire.api import Api
-from rookery.wire.http import HttpFace
-from rookery.wire.http_auth import Gatekeeper
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router, trace
-from rookery.wire.http_tokens import Tokens
-from rookery.wire.rest import Rest
-from rookery.wire.rest_types import RestOptions
+from rookery.wire.api import insights, keys, metrics, pipelines, routes, stats, topics, webhooks
+from rookery.wire.api.broker import Api
+from rookery.wire.api.compat import legacy, s2
+from rookery.wire.api.rest import Rest
+from rookery.wire.api.types import RestOptions
+from rookery.wire.http import openapi, spans
+from rookery.wire.http.auth import Gatekeeper
+from rookery.wire.http.call import Call
+from rookery.wire.http.connection import HttpFace
+from rookery.wire.http.routes import Router
+from rookery.wire.http.tokens import Tokens
+from rookery.wire.push import readers as push
 from rookery.wire.turn import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.clock import Clock
-    from rookery.config import Settings
-    from rookery.logins import Logins
-    from rookery.logs import Log
-    from rookery.turns import Turns
+    from rookery.config.settings import Settings
+    from rookery.server.logins import Logins
+    from rookery.server.turns import Turns
 
 NOTED: Final = frozenset({401, 403, 408, 413, 429, 431})
 """Statuses that are logged at level info: somebody is kept out or held back."""
@@ -77,20 +69,23 @@ class Web:
         self._gatekeeper.failed = logins.failed
         self._gatekeeper.verify = logins.verify
         self.router = Router(self._gatekeeper, self._defect)
+        if settings.env == "development":
+            self.router.explain = partial(explained, secrets=settings.secrets())
         self._gatekeeper.fail = self.router.fail
         self.face = self._face(settings)
-        self.face.spans = self.router.spans = http_spans.make(__version__)
+        self.face.spans = self.router.spans = spans.make(__version__)
         shard = turns.turn.shard
         self.rest = Rest(turns.turn, access, self.router, options(settings))
         self.archive = EngineArchive(engine, turns, log, settings.http_body_max_bytes)
-        # the faces whose connections are listed; whoever opens more of them adds them
-        self.faces: dict[str, Face] = {"http": self.face}
+        # the faces whose connections are listed; whoever makes more of them adds them
+        self.faces: dict[str, Face] = {self.face.protocol: self.face}
         api = Api(self.rest, self.archive, os.urandom, self.faces)
-        operations = rest_ops.Operations(api, int(shard.mono_ms))
+        tenant_stats = stats.StatsRoutes(api)
+        counters = metrics.MetricsRoutes(api, int(shard.mono_ms))
         # rows of /metrics; whoever counts something adds one
-        self.values = operations.server_values
-        rest_legacy.add_routes(self.router, self.rest, operations)
-        rest_s2.add_routes(self.router, self.rest)
+        self.values = counters.server_values
+        legacy.add_routes(self.router, self.rest, tenant_stats)
+        s2.add_routes(self.router, self.rest)
         # the ports of this server, which webhooks may not call; whoever opens them adds them
         self.own_ports: set[int] = set()
         guard = Guard(settings.webhook_allow, lambda: frozenset(self.own_ports))
@@ -101,23 +96,22 @@ class Web:
             lambda: ("webhook_calls_waiting", "gauge", "calls of webhooks that wait for others to end", slots.waiting),
         ]
         turns.on_tick.append(self.webhooks.tick)
-        hooks = rest_webhooks.Hooks(self.rest, self.webhooks, os.urandom, new_secret)
-        rest_webhooks.add_routes(self.router, hooks)
-        topics = rest_topics.Topics(self.rest, os.urandom, hooks)
-        rest_topics.add_routes(self.router, topics)
-        rest_keys.add_routes(self.router, self.rest)
-        rest_ops.add_routes(self.router, operations)
+        hooks = webhooks.Hooks(self.rest, self.webhooks, os.urandom, new_secret)
+        webhooks.add_routes(self.router, hooks)
+        topic_routes = topics.Topics(self.rest, os.urandom, hooks)
+        topics.add_routes(self.router, topic_routes)
+        keys.add_routes(self.router, self.rest)
+        metrics.add_routes(self.router, counters)
+        stats.add_routes(self.router, tenant_stats)
         failures = "Arrow bodies that ended the process that decoded them"
         self.values.append(lambda: ("arrow_failures_total", "counter", failures, self.archive.decoder.failures))
-        api_routes.add_routes(self.router, api)
-        api_pipelines.add_routes(self.router, api, settings.pipelines_dir)
-        api_insights.add_routes(self.router, api, settings.pipelines_dir)
-        self.readers = push.Push(api, topics)
+        routes.add_routes(self.router, api)
+        pipelines.add_routes(self.router, api, settings.pipelines_dir)
+        insights.add_routes(self.router, api, settings.pipelines_dir)
+        self.readers = push.Push(api, topic_routes)
         push.add_routes(self.router, self.readers)
         turns.on_tick.append(self.readers.tick)
-        http_openapi.add_routes(self.router, __version__)
-        turns.on_tick.append(self.tick)
-        turns.on_revoked.append(lambda: self.face.recheck(self._gatekeeper.still_valid, True))
+        openapi.add_routes(self.router, __version__)
 
     def _face(self, settings: Settings) -> HttpFace:
         face = HttpFace(self._turns.turn, self.router.handle, os.urandom(4).hex())
@@ -126,6 +120,7 @@ class Web:
         face.defect = self._defect
         face.origins = frozenset(origin.encode() for origin in settings.cors_origins)
         face.vet = self.router.vet
+        face.is_own_user = is_own_user
         face.set_body_max(settings.http_body_max_bytes)
         if settings.log_level == "debug":
             face.done = self._answered
@@ -134,11 +129,6 @@ class Web:
             face.done = self._failed
             face.told_from = 400
         return face
-
-    def tick(self) -> None:
-        """What time asks for, about once a second, in a turn."""
-        self.face.tick()
-        self.face.recheck(self._gatekeeper.still_valid, False)
 
     def close(self) -> None:
         self.archive.close()

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from rookery.sealed.table import COLUMNS
 from rookery.spark.offsets import Place
-from rookery.store.table import COLUMNS
 
 PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 KEY_BYTES_MAX: Final = 255

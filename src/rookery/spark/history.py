@@ -130,7 +130,7 @@ def _scan(spark: SparkSession, stream: str, root: str, tenant: str, files: list[
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import IntegerType
 
-    from rookery.store.schema import SEALED_SCHEMA
+    from rookery.sealed.schema import SEALED_SCHEMA
 
     schema = from_arrow_schema(SEALED_SCHEMA).add("partition", IntegerType())
     base = f"{root}/{'/'.join(files[0][0].path.split('/')[:2])}"

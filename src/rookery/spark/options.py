@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from rookery.errors import InvalidArgument
@@ -61,20 +61,120 @@ OF_STREAMS: Final = (
 )
 """What cannot be said of a queue."""
 
-SINK: Final = (
-    *CONNECTION,
-    "topic",
-    "stream",
-    "exchange",
-    "queue",
-    "producerId",
-    "jobId",
-    "epoch",
-    "exactlyOnce",
-    "onOversize",
-    "maxBatchBytes",
-    "stagingTtlMs",
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOption:
+    """An option of the sink. This table is the one list of them: the reader of options, the sinks of pipelines and the
+    table in `docs/spark.md` are made from it.
+    """
+
+    name: str
+    kind: Literal["target", "text", "flag", "choice", "number"]
+    help: str
+    field: str = ""
+    """What `SinkOptions` calls it; targets share one."""
+    default: str | int | bool = ""
+    shown: str = ""
+    """How the documentation writes the default."""
+    smallest: int = 0
+    largest: int = 0
+    choices: tuple[str, ...] = ()
+    once: bool = False
+    """It is of use with `exactlyOnce` only."""
+    in_pipelines: bool = False
+    """A sink of a pipeline may have it; others are given by the pipeline itself."""
+    found_as: tuple[str, ...] = ()
+    """What a target can be at the broker, in the order in which it is looked for."""
+
+
+SINK_OPTIONS: Final[tuple[SinkOption, ...]] = (
+    SinkOption(name="stream", kind="target", in_pipelines=True, found_as=("stream",), help="Stream to write to"),
+    SinkOption(
+        name="topic",
+        kind="target",
+        in_pipelines=True,
+        found_as=("stream", "exchange"),
+        help="The stream of that name, or else the exchange",
+    ),
+    SinkOption(
+        name="exchange", kind="target", in_pipelines=True, found_as=("exchange",), help="Exchange to publish to"
+    ),
+    SinkOption(name="queue", kind="target", in_pipelines=True, found_as=("queue",), help="Queue to write to"),
+    SinkOption(
+        name="producerId",
+        kind="text",
+        field="producer",
+        shown="the id of the query",
+        once=True,
+        help="Name under which the broker remembers batches; set it to keep the name when the checkpoint is lost",
+    ),
+    SinkOption(
+        name="jobId",
+        kind="text",
+        field="job",
+        shown="random",
+        once=True,
+        help="For `df.write`: a job that runs again under the same id adds nothing",
+    ),
+    SinkOption(
+        name="epoch",
+        kind="number",
+        field="epoch",
+        default=0,
+        largest=1 << 53,
+        once=True,
+        help="For `df.write` with `producerId`, such as in `foreachBatch`: number of the batch; each number is written "
+        "once, in order",
+    ),
+    SinkOption(
+        name="exactlyOnce",
+        kind="flag",
+        field="exactly_once",
+        default=True,
+        in_pipelines=True,
+        help="`false`: each task publishes its rows at once, before the batch has succeeded; a batch that runs again "
+        "adds its rows again",
+    ),
+    SinkOption(
+        name="onOversize",
+        kind="choice",
+        field="oversize",
+        choices=("fail", "dlq"),
+        default="fail",
+        in_pipelines=True,
+        help="What happens to a row that is too large for the broker. `dlq`: its first 4,096 bytes go to the queue "
+        "`<target>.DLQ`, with its size in the header `x-oversize-bytes`",
+    ),
+    SinkOption(
+        name="maxBatchBytes",
+        kind="number",
+        field="batch_bytes",
+        default=4 << 20,
+        shown="`4m`",
+        smallest=1 << 10,
+        largest=1 << 30,
+        in_pipelines=True,
+        help="Maximum size of one staging request; must be below `ROOKERY_HTTP_BODY_MAX_BYTES` of the broker",
+    ),
+    SinkOption(
+        name="stagingTtlMs",
+        kind="number",
+        field="staging_ms",
+        default=3_600_000,
+        smallest=1_000,
+        largest=7 * 86_400_000,
+        once=True,
+        in_pipelines=True,
+        help="How long staged rows wait for their commit; must be longer than a micro-batch takes",
+    ),
 )
+
+TARGETS: Final = {row.name: row.found_as for row in SINK_OPTIONS if row.kind == "target"}
+"""Where rows go: one of these is an option, or a column that says it for each row."""
+
+SINK: Final = (*CONNECTION, *(row.name for row in SINK_OPTIONS))
+
+_DEFAULTS: Final[Mapping[str, Any]] = {row.field: row.default for row in SINK_OPTIONS if row.kind != "target"}
 
 KNOWN: Final = tuple(dict.fromkeys((*SOURCE, *SINK)))
 """What a table of SQL can have: it is read and written."""
@@ -121,9 +221,6 @@ ROWS_PER_TASK: Final = 200_000
 BATCH_ROWS: Final = 32_768
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 MODES: Final = ("auto", "broker", "segments")
-OVERSIZE: Final = ("fail", "dlq")
-BATCH_BYTES: Final = 4 << 20
-STAGING_MS: Final = 3_600_000
 TIMEOUT_MS: Final = 30_000
 RETRIES: Final = 5
 
@@ -180,13 +277,13 @@ class SinkOptions:
 
     connection: Connection
     target: tuple[str, str] = ("", "")
-    producer: str = ""
-    job: str = ""
-    epoch: int = 0
-    exactly_once: bool = True
-    oversize: str = "fail"
-    batch_bytes: int = BATCH_BYTES
-    staging_ms: int = STAGING_MS
+    producer: str = _DEFAULTS["producer"]
+    job: str = _DEFAULTS["job"]
+    epoch: int = _DEFAULTS["epoch"]
+    exactly_once: bool = _DEFAULTS["exactly_once"]
+    oversize: str = _DEFAULTS["oversize"]
+    batch_bytes: int = _DEFAULTS["batch_bytes"]
+    staging_ms: int = _DEFAULTS["staging_ms"]
 
 
 class Given:
@@ -335,26 +432,26 @@ def source_options(said: Mapping[str, str]) -> SourceOptions:
 def sink_options(said: Mapping[str, str]) -> SinkOptions:
     """Read the options of a sink."""
     given = Given(said, SINK)
-    kinds = ("topic", "stream", "exchange", "queue")
-    given.one_of(*kinds, needed=False)
+    given.one_of(*TARGETS, needed=False)
     given.one_of("producerId", "jobId", needed=False)
     if given.has("epoch") and not given.has("producerId"):
         raise InvalidArgument("epoch is the number of a batch of producerId, which is missing", argument="epoch")
-    exactly_once = given.flag("exactlyOnce", True)
-    for name in ("producerId", "jobId", "epoch", "stagingTtlMs"):
-        if given.has(name) and not exactly_once:
-            raise InvalidArgument(f"{name} is of use with exactlyOnce only", argument=name)
-    return SinkOptions(
-        connection=_connection(given),
-        target=next(((kind, given.text(kind)) for kind in kinds if given.has(kind)), ("", "")),
-        producer=given.text("producerId"),
-        job=given.text("jobId"),
-        epoch=given.number("epoch", 0, 0, 1 << 53),
-        exactly_once=exactly_once,
-        oversize=given.choice("onOversize", OVERSIZE),
-        batch_bytes=given.number("maxBatchBytes", BATCH_BYTES, 1 << 10, 1 << 30),
-        staging_ms=given.number("stagingTtlMs", STAGING_MS, 1_000, 7 * 86_400_000),
-    )
+    read: dict[str, Any] = {row.field: _read(given, row) for row in SINK_OPTIONS if row.kind != "target"}
+    for row in SINK_OPTIONS:
+        if row.once and given.has(row.name) and not read["exactly_once"]:
+            raise InvalidArgument(f"{row.name} is of use with exactlyOnce only", argument=row.name)
+    target = next(((kind, given.text(kind)) for kind in TARGETS if given.has(kind)), ("", ""))
+    return SinkOptions(connection=_connection(given), target=target, **read)
+
+
+def _read(given: Given, row: SinkOption) -> str | int | bool:
+    if row.kind == "flag":
+        return given.flag(row.name, bool(row.default))
+    if row.kind == "choice":
+        return given.choice(row.name, row.choices)
+    if row.kind == "number":
+        return given.number(row.name, int(row.default), row.smallest, row.largest)
+    return given.text(row.name, str(row.default))
 
 
 def _connection(given: Given) -> Connection:

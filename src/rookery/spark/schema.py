@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from rookery.errors import InvalidArgument
-from rookery.store.table import COLUMNS, Kind
+from rookery.sealed.table import COLUMNS, Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rookery.errors import NotFound, RookeryError, StoreDamaged
+from rookery.sealed.schema import DIRECTORIES, schema_of
 from rookery.spark.client import Client
 from rookery.spark.offsets import Range
 from rookery.spark.options import Connection, SourceOptions
-from rookery.store.schema import DIRECTORIES, schema_of
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -179,7 +179,7 @@ class SealedReader:
     def _batches(self, each: Range, lease: Lease, file: File) -> Iterator[pa.RecordBatch]:
         path = checked_size(self._options.segments_root or lease.root, file)
         # of no use to those workers that read no files; an executor may lack what it needs
-        from rookery.store import parquet
+        from rookery.sealed import parquet
 
         pattern = self._options.routing_key
         same = dict(zip(DIRECTORIES, (lease.tenant, each.stream, each.partition), strict=True))

@@ -43,7 +43,7 @@ from rookery.errors import (
     StreamNotFound,
 )
 from rookery.spark.client import Client
-from rookery.spark.options import SinkOptions
+from rookery.spark.options import TARGETS, SinkOptions
 from rookery.spark.session import import_ahead
 
 if TYPE_CHECKING:
@@ -68,9 +68,6 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "content_type": _TEXT,
 }
 """What a row may have, and of which types; only `value` must be there."""
-
-TARGETS: Final = ("topic", "stream", "exchange", "queue")
-"""Where rows go: one of these is an option, or a column that says it for each row."""
 
 LETTERS: Final = ".DLQ"
 """What stands after the name of a target in that of the queue which has its rows that are too large."""
@@ -197,10 +194,10 @@ class Stager:
 
     def _post(self, kind: str, name: str, body: bytes, chunk: str) -> Any:
         """Stage a chunk; a topic is the stream of that name, or else the exchange."""
-        known = self._kinds.get(name) if kind == "topic" else kind
+        known = kind if len(TARGETS[kind]) == 1 else self._kinds.get(name)
         if known:
             return self._client.post(_path(known, name), body, chunk=chunk, **self._owner)
-        for each in ("stream", "exchange"):
+        for each in TARGETS[kind]:
             try:
                 staged = self._client.post(_path(each, name), body, chunk=chunk, **self._owner)
             except (StreamNotFound, ExchangeNotFound):

@@ -67,6 +67,7 @@ class FileMedium(Medium):
                 raise InvalidArgument(f"{argument} cannot be negative", argument=argument)
         # The process may change its working directory later.
         self._directory = Path(directory).absolute()
+        self.repair_advice = f"run `rookery doctor --repair {directory}` to salvage what is left"
         self._segment_bytes = segment_bytes
         self._write_file = write_file
         self._sync_file = sync_file
@@ -163,6 +164,9 @@ class FileMedium(Medium):
         return read_end(self._directory)
 
     def name(self, segment: int) -> str:
+        return str(self._path(segment))
+
+    def path(self, segment: int) -> str | None:
         return str(self._path(segment))
 
     def read(self, segment: int, offset: int, size: int) -> bytes:

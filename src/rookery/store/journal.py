@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rookery._bytes import BytesWriter, read_i32_be
 from rookery._version import __version__
 from rookery.core.access import Access
 from rookery.core.dedup import Dedup
@@ -25,11 +24,13 @@ from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Tenant
 from rookery.errors import RookeryError, StoreDamaged, StoreError, StoreFailed, StoreFull, StoreUnavailable
-from rookery.store import changes, records
-from rookery.store.compression import packer
+from rookery.format import records
+from rookery.format.bytes import BytesWriter, read_i32_be
+from rookery.format.compression import packer
+from rookery.format.records import BACK, DEFINE, EXIT, EXITS, MARK, PUT, RECORD, STATE
+from rookery.store import changes
 from rookery.store.medium import Medium
 from rookery.store.pager import JournalPager
-from rookery.store.records import BACK, DEFINE, EXIT, EXITS, MARK, PUT, RECORD, STATE
 from rookery.store.recovery import READ_BYTES, Recovery, Window
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -56,6 +57,9 @@ FREE_BYTES_MIN: Final = 64 << 20
 IDS_PER_OWNER: Final = 1 << 20
 """More message numbers than an owner gives out before it has written one batch for good."""
 
+IDS_AHEAD: Final = 1 << 20
+"""How many message numbers the journal is told of in advance."""
+
 SMALL_SEGMENTS_MAX: Final = 32
 """Each start begins a segment. When there are more than this, and they would fit into one, the smallest is retired."""
 
@@ -65,7 +69,8 @@ SYNCS: Final = ("always", "interval", "os")
 class _Segment:
     """A piece of the journal, and what is in it: bytes in all, bytes of state, dedup keys, messages, and bytes of
     settles by the segment that holds their message. `kept_until_ms`: it was found to be full of keys in use, and is
-    left alone.
+    left alone. `stale`: it holds messages that were written again into later segments, because an owner died while it
+    retired this one. Their settles name the later segments, so this one goes before any of those.
     """
 
     def __init__(self, number: int, size: int, marks: int, messages: int) -> None:
@@ -76,6 +81,7 @@ class _Segment:
         self.state_bytes = 0
         self.exits: dict[int, int] = {}
         self.kept_until_ms = 0
+        self.stale = False
 
     def count_exits(self, exits: dict[int, int]) -> None:
         for segment, size in exits.items():
@@ -154,7 +160,6 @@ class Journal:
         shard.pager = self.pager
         self.log.paging = True
         recovery = Recovery(shard, self.medium.read, self.medium.name, self._replay)
-        self._recovery = recovery
         found = self.medium.segments()
         shard.recovering = True
         self._scan(recovery, found)
@@ -183,6 +188,7 @@ class Journal:
                 segment = _Segment(number, end, marks, messages)
                 segment.state_bytes = recovery.states.get(number, 0)
                 segment.exits = recovery.exits.get(number, {})
+                segment.stale = number in recovery.stale
                 self.segments.append(segment)
         self.log.active = True
         if self.access is not None:
@@ -287,7 +293,11 @@ class Journal:
             self.medium.sync(self._sync_answered)
             return
         if self._retiring is not None:
-            self._retiring.work()
+            try:
+                self._retiring.work()
+            except (RookeryError, OSError) as error:
+                self._segment_failed(error)
+                return
         if self._tidy_soon or (not log.pending() and self.shard.mono_ms >= self._tidy_at_ms):
             self._tidy()
         if not log.pending():
@@ -335,8 +345,8 @@ class Journal:
         segment = self.segments[-1]
         sync = log.wants_sync and self.sync == "always"
         number = int(log.batch)
-        if self.shard.last_id + (1 << 19) > log.ids_ceiling:
-            log.ids_ceiling = self.shard.last_id + (1 << 20)
+        if self.shard.last_id + IDS_AHEAD // 2 > log.ids_ceiling:
+            log.ids_ceiling = self.shard.last_id + IDS_AHEAD
             log.note_ids(log.ids_ceiling)
         segment.marks += int(log.marks)
         payload = log.take(segment.number, segment.size)
@@ -408,7 +418,11 @@ class Journal:
         if not sync and self.sync == "interval" and self._unsynced_since_ms is None:
             self._unsynced_since_ms = int(self.shard.mono_ms)
         if self._retiring is not None:
-            self._retiring.settled(number)
+            try:
+                self._retiring.settled(number)
+            except (RookeryError, OSError) as gone:
+                self._segment_failed(gone)
+                return
         if self._on_progress is not None:
             self._on_progress()
         self.pump()
@@ -429,6 +443,10 @@ class Journal:
             self.log.refuse(failure)
         if self._on_progress is not None:
             self._on_progress()
+
+    def _segment_failed(self, error: BaseException) -> None:
+        """A segment cannot be read or deleted; it may be gone because another owner has taken over."""
+        self._failed(StoreFailed(f"a segment of the journal cannot be used: {error}"))
 
     def retry(self) -> None:
         """Try a batch that met a full or unreachable medium once more, when it is time."""
@@ -522,6 +540,10 @@ class Journal:
         self._tidy_soon = False
         self._tidy_at_ms = int(self.shard.mono_ms) + TIDY_MS
         self._tidied = self.batches
+        for segment in self.segments[:-1]:
+            if segment.stale:
+                self._retiring = _Retiring(self, segment, scan=True, worth=True)
+                return
         now = int(self.shard.wall_ms)
         closed = [segment for segment in self.segments[:-1] if segment.kept_until_ms <= now]
         if not closed:
@@ -568,14 +590,14 @@ class Journal:
 class _Retiring:
     """The way of one segment out: worked through in slices, what lives carried forward, then deleted."""
 
-    def __init__(self, journal: Journal, segment: _Segment, scan: bool) -> None:
+    def __init__(self, journal: Journal, segment: _Segment, scan: bool, worth: bool = False) -> None:
         self.journal = journal
         self.segment = segment
         journal.log.urgent = True
         self._window = Window(journal.medium.read, segment.number, segment.size)
         self._offset = 0 if scan else segment.size
         # which keys and returns are in use is only found by looking; the first time through, they are counted
-        self._counting = scan
+        self._counting = scan and not worth
         self._used_bytes = 0
         self._returned: set[tuple[int, int]] = set()
         self._wait_for: int | None = None

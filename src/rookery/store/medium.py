@@ -1,4 +1,4 @@
-"""What a journal is written to: the contract that files, Redis and PostgreSQL fulfil alike.
+"""What a journal is written to: the contract that files fulfil, and that Redis and PostgreSQL are planned to.
 
 A medium keeps the journal of one shard as numbered segments and knows nothing of what the bytes mean. An owner lives
 like this: `acquire`, read what is there, `resume` at the end that it found, then `append` batch after batch.
@@ -19,6 +19,9 @@ before the call that it was handed to has returned. It may itself start the next
 
 class Medium(ABC):
     """One shard's journal on some medium. Methods are called by the owner's thread; `read` may be called by any."""
+
+    repair_advice = ""
+    """What a person can do about a damaged journal, as the end of an error message."""
 
     @abstractmethod
     def acquire(self) -> int:
@@ -46,7 +49,14 @@ class Medium(ABC):
 
     @abstractmethod
     def name(self, segment: int) -> str:
-        """What a message to a person calls the segment, such as its path."""
+        """What to call the segment in messages and logs, such as its path. For people only: nothing reads from it."""
+
+    def path(self, segment: int) -> str | None:
+        """The file of a segment, which another process on this machine can read; None where there is no such file.
+
+        What stands in a segment without one is read with `read` and handed over.
+        """
+        return None
 
     @abstractmethod
     def read(self, segment: int, offset: int, size: int) -> bytes:

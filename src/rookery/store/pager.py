@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rookery._bytes import read_i32_be
 from rookery.core.paging import OFFSET_MASK, PLACE_BITS, SPILLED, Pager
+from rookery.format.bytes import read_i32_be
 
 WINDOW_BYTES: Final = 1 << 19
 UNWRITTEN_BYTES: Final = 256 << 10

@@ -13,17 +13,17 @@ from typing import Final, cast, final
 
 from mypy_extensions import i64
 
-from rookery._bytes import append, vec
 from rookery.core.log import REDELIVERED
 from rookery.core.paging import PLACE_BITS
 from rookery.core.shard import Shard
 from rookery.core.staging import Alias
 from rookery.core.stream import Partition
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
-from rookery.model import Message, Route
-from rookery.store import records
-from rookery.store.compression import NEEDS_ZSTD, is_available
-from rookery.store.records import BACK, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
+from rookery.format import records
+from rookery.format.bytes import append, vec
+from rookery.format.compression import NEEDS_ZSTD, is_available
+from rookery.format.model import Message, Route
+from rookery.format.records import BACK, EXIT, EXITS, IDS, MARK, PUT, RECORD, RETIRED, STATE, BatchHeader, Reader
 
 CHUNK: Final[i64] = 4096
 READ_BYTES: Final[i64] = 4 << 20
@@ -181,6 +181,8 @@ class Recovery:
         self._held: dict[int, set[int]] = {}
         self._routes: dict[bytes, Route] = {}
         self.retired: set[int] = set()
+        # segments with messages that were written again later: an owner died while it retired them
+        self.stale: set[int] = set()
         self.marks: dict[int, int] = {}
         self.placements: dict[int, int] = {}
         self.exits: dict[int, dict[int, int]] = {}
@@ -271,7 +273,7 @@ class Recovery:
 
     def _check_format(self, magic: bytes) -> None:
         """Refuse batches of a later format, which would else be taken for damage, or for a torn end and overwritten."""
-        if magic[:3] == records.MAGIC_BYTES[:3] and magic[3:].isdigit() and magic != records.MAGIC_BYTES:
+        if magic[:3] == records.MAGIC_BYTES[:3] and magic[3:].isdigit() and magic > records.MAGIC_BYTES:
             raise InvalidArgument(f"batches of format {magic[3:].decode()}", argument="journal")
 
     def _record(self, reader: Reader, segment: i64, offset: i64) -> None:
@@ -282,6 +284,9 @@ class Recovery:
             while i < reader.placements:
                 reader.placement()
                 places = self._places_of(reader.queue)
+                before = places.get(reader.seq) >> PLACE_BITS
+                if before:
+                    self.stale.add(int(before))
                 places.set(reader.seq, place)
                 if places.backs:
                     # it was written again as it was by then

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from rookery.errors import InvalidArgument, StoreDamaged, StoreError
+from rookery.format.records import MAGIC_BYTES, BatchHeader
 from rookery.store import disk
-from rookery.store.records import MAGIC_BYTES, BatchHeader
 
 SPARE_FILES: Final = 64
 """Descriptors that the rest of the process may need meanwhile."""

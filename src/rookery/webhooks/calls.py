@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import email.utils
 import time
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
-from rookery import __version__, properties
+from rookery import __version__
 from rookery.core.webhooks import Webhook, check_endpoint
 from rookery.errors import RookeryError
-from rookery.model import Message
-from rookery.rendering import plain_table
+from rookery.format import properties
+from rookery.format.model import Message
+from rookery.format.rendering import body_as_json, plain_table
 from rookery.webhooks.network import Answer, CallFailed, Connections
 from rookery.webhooks.signing import sign
 
@@ -37,7 +37,6 @@ AGENT: Final = f"Rookery/{__version__}"
 Outcome = Literal["ack", "gone", "wait", "failed"]
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +115,8 @@ def _cloud_event(hook: Webhook, tenant: str, sent: Outgoing) -> dict[str, Any]:
 
 
 def _data(kind: str, body: bytes) -> dict[str, Any]:
-    if kind.partition(";")[0].strip().endswith("json"):
-        try:
-            _decode(body)
-            return {"data": msgspec.Raw(body)}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-    try:
-        return {"data": body.decode()}
-    except UnicodeDecodeError:
-        return {"data_base64": base64.b64encode(body).decode()}
+    value, coded = body_as_json(body, kind)
+    return {"data": value} if coded is None else {"data_base64": coded}
 
 
 def _quoted(text: str) -> str:

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from rookery import properties
 from rookery.core.groups import drop_group
 from rookery.errors import NotReady
+from rookery.format import properties
 from rookery.webhooks.calls import Outgoing, Result, call, request
 from rookery.webhooks.network import Connections
 from rookery.webhooks.slots import CallSlots
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rookery.core.shard import Shard
     from rookery.core.topology import Tenant
     from rookery.core.webhooks import Webhook
-    from rookery.logs import Log
     from rookery.webhooks.addresses import Guard
     from rookery.wire.turn import Turn
 
@@ -48,6 +47,14 @@ CALLS_MAX: Final = 1_000
 
 LOG_MAX: Final = 100
 """Calls that are remembered, of each webhook."""
+
+
+class Log(Protocol):
+    """Where webhooks log: the part of a structlog logger that is used here."""
+
+    def info(self, event: str, **fields: object) -> object: ...
+
+    def error(self, event: str, **fields: object) -> object: ...
 
 
 class Hook:
@@ -232,7 +239,7 @@ class Hook:
 
 
 class Runner(Protocol):
-    """Who takes turns (`rookery.turns`)."""
+    """Who takes turns (`rookery.server.turns`)."""
 
     turn: Turn
 

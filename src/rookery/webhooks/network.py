@@ -1,4 +1,4 @@
-"""The connections of webhooks: HTTP/1.1 requests over httptools' parser, to checked addresses only.
+"""The connections of webhooks: HTTP/1.1 requests to checked addresses only; `wire.http.answers` reads the answers.
 
 A name is resolved here, each of its addresses is checked (`addresses`), and what was checked is what is connected to.
 A connection makes one request at a time and is kept for the next. One that turns out to be closed before anything of an
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httptools
+from rookery.wire.http.answers import BrokenAnswer, Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rookery.webhooks.slots import CallSlots
 
 IDLE_SEC: Final = 30.0
-HEAD_MAX_BYTES: Final = 64 * 1024
-HEADERS_MAX: Final = 200
-"""Of the head of an answer, and of the heads of informational answers before it, together."""
 CONTENT_MAX_BYTES: Final = 16 * 1024
 """More of an answer than this is not read; it costs its connection."""
 
@@ -152,104 +149,58 @@ class _Connection(asyncio.Protocol):
         self.transport: Any = None
         self.idle_since = 0.0
         self.reusable = False
-        self.heard = False
-        self._parser: Any = None
-        self._waiter: asyncio.Future[Answer] | None = None
-        self._status = 0
-        self._headers: dict[bytes, bytes] = {}
-        self._head_done = False
-        self._head_bytes = 0
-        self._header_count = 0
+        self._incoming = Incoming()
         self._content = b""
+        self._waiter: asyncio.Future[Answer] | None = None
+
+    @property
+    def heard(self) -> bool:
+        return self._incoming.heard
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     async def ask(self, request: bytes) -> Answer:
-        self._parser = httptools.HttpResponseParser(self)
-        self.heard = False
-        self._head_bytes = 0
-        self._header_count = 0
-        self._begin()
+        self._incoming = Incoming()
+        self._content = b""
         self._waiter = asyncio.get_running_loop().create_future()
         self.reusable = False
         self.transport.write(request)
         return await self._waiter
 
-    def _begin(self) -> None:
-        self._status = 0
-        self._headers = {}
-        self._head_done = False
-        self._content = b""
-
     def data_received(self, data: bytes) -> None:
+        incoming = self._incoming
         if self._waiter is None or self._waiter.done():
             # nothing was asked
             self.reusable = False
             self.transport.abort()
             return
-        self.heard = True
-        if not self._head_done:
-            self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.reusable = False
-            self._fail(f"the answer is not HTTP: {error}")
+            incoming.feed(data)
+        except BrokenAnswer as error:
+            self._fail(str(error))
             return
-        if not self._head_done and self._head_bytes > HEAD_MAX_BYTES:
-            self._fail("the head of the answer is too long")
-        elif self._header_count > HEADERS_MAX:
-            self._fail(f"the answer has more than {HEADERS_MAX} headers")
+        self._content += incoming.take()
+        if incoming.behind is not None:
+            self._fail("the answer changes the protocol, which nobody asked for")
+        elif incoming.done:
+            self.reusable = incoming.keep
+            self._answer()
         elif len(self._content) > CONTENT_MAX_BYTES:
             self._answer()
 
-    # httptools calls these, also for what comes behind the answer: nothing was asked that it would answer
-
-    def on_message_begin(self) -> None:
-        if self._answered():
-            self.reusable = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_count += 1
-        # headers behind the content (trailers) are left out
-        if not self._head_done and self._header_count <= HEADERS_MAX:
-            self._headers[name.lower()] = value
-
-    def on_headers_complete(self) -> None:
-        if not self._answered():
-            self._status = self._parser.get_status_code()
-            # of an informational answer nothing is shown: the head that counts is still to come
-            self._head_done = self._status >= 200
-
-    def on_body(self, body: bytes) -> None:
-        if self._head_done and len(self._content) <= CONTENT_MAX_BYTES:
-            self._content += body[: CONTENT_MAX_BYTES + 1]
-
-    def on_message_complete(self) -> None:
-        if self._answered():
-            return
-        if self._status < 200:
-            # the answer proper is still to come
-            self._begin()
-            return
-        self.reusable = self._parser.should_keep_alive()
-        self._answer()
-
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
-        if self._head_done:
+        if self._incoming.head_done:
             # an answer that ends with its connection, or whose end nobody needs
             self._answer()
         else:
             self._fail(f"the connection was lost: {error}" if error else "the connection was closed without an answer")
 
-    def _answered(self) -> bool:
-        return self._waiter is None or self._waiter.done()
-
     def _answer(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(Answer(self._status, self._headers, self._content))
+            incoming = self._incoming
+            self._waiter.set_result(Answer(incoming.status, incoming.headers, self._content[:CONTENT_MAX_BYTES]))
 
     def _fail(self, why: str) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rookery import properties
 from rookery.core.consumers import Credit, Mailbox
 from rookery.core.entries import GONE
 from rookery.core.feeds import OFFSET_HEADER, Feed
 from rookery.core.groups import group_of
 from rookery.core.policy import FACES, effective
 from rookery.core.shard import check_subscriptions
-from rookery.model import PERSISTENT
+from rookery.format import properties
+from rookery.format.model import PERSISTENT
 
 if TYPE_CHECKING:
     from rookery.core.entries import Lease

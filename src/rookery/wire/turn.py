@@ -8,8 +8,11 @@ transport fails, or is closing already, loses its bytes and harms nobody else.
 The core is driven by an *engine*: an object with the attribute `shard` and the methods `begin()`, which passes the time
 in, and `end()`, which wakes whoever waits on the shard. When the engine's owner acts by itself (a program that embeds
 the broker), peers are touched outside of a turn: then `wake` is called, once, and must see to it that a turn follows
-soon, in the thread of the transports. When closing words have to wait until the journal has something, `watch` is
-called, once, and must see to it that a turn follows, begun by `watched`, when more is durable.
+soon, in the thread of the transports. When the journal has answered, the engine calls `progressed`: in a turn of this
+kind if it can, whose end then has the closing words that waited for it; else `wake` is called if somebody waits.
+
+The core is flushed once a turn, here. What closing words and failing transports leave for it to deliver is delivered in
+a turn that follows at once.
 
 Back-pressure. `Turn.held` says why publishers are held, FREE when they are not. A protocol looks at it before each
 publish; nobody else notices. When it is not FREE, the peer
@@ -29,10 +32,11 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from rookery._bytes import BytesWriter
+from rookery.core.access import Principal
 from rookery.core.shard import Shard
 from rookery.errors import RookeryError
-from rookery.model import NEVER
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import NEVER
 
 SPLICE_BYTES: Final[i64] = 4096
 """A body this large goes to the transport as it is; a smaller one is cheaper to copy."""
@@ -66,6 +70,14 @@ UNREAD: Final[i64] = 1
 """It does not read what it is sent."""
 HELD: Final[i64] = 2
 """It only publishes, and publishers are held."""
+
+# Peer.dismiss: why a connection has to end
+SHUTDOWN: Final[i64] = 0
+"""The server stops."""
+NO_ACCESS: Final[i64] = 1
+"""The access of its principal was revoked or has expired."""
+OPERATOR: Final[i64] = 2
+"""An operator closed it."""
 
 
 @final
@@ -174,20 +186,27 @@ class Outlet:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Peer:
-    """The far end of one connection, as a turn knows it.
+    """The far end of one connection, as a turn, its face and the API know it.
 
-    `peer_name` is its address, the real one behind a proxy that tells it, `network` what of it counts as one address in
-    limits, and `loopback` whether it is on this machine. `certified` is the name in its TLS certificate, once verified,
-    and empty without one.
+    `protocol` is the name of its protocol. `peer_name` is its address, the real one behind a proxy that tells it,
+    `network` what of it counts as one address in limits, and `loopback` whether it is on this machine. `certified` is
+    the name in its TLS certificate, once verified, and empty without one. `principal` is who it acts for, None until it
+    has logged in.
     """
 
     def __init__(self) -> None:
         self.due = False
         self.waiting = False
+        self.protocol = ""
         self.peer_name = ""
         self.network = ""
         self.loopback = False
         self.certified = ""
+        self.principal: Principal | None = None
+
+    def label(self) -> str:
+        """The id by which operators know this connection."""
+        return f"{self.protocol}-{id(self):x}"
 
     def finish(self) -> bool:
         """The turn ends: say what had to wait for that; True when something has to wait until more is durable."""
@@ -205,47 +224,121 @@ class Peer:
     def room(self, held: i64) -> None:
         """Publishers, of whom this is a waiting one, are held for another reason now, or, if FREE, no longer."""
 
+    def tick(self, now_ms: i64) -> None:
+        """Do what time asks for (heartbeats, handshakes that take too long). Called in a turn, about once a second."""
+
+    def recheck(self, still_valid: Any, everyone: bool) -> None:
+        """Dismiss the peer if its principal's access has ended. Without `everyone` only access that expires is checked:
+        nobody's rights have changed. Called in a turn.
+        """
+        principal = self.principal
+        if principal is None or not (everyone or principal.expires_ms is not None):
+            return
+        if not still_valid(principal):
+            self.dismiss(NO_ACCESS, f"the access of '{principal.name}' has ended")
+
+    def dismiss(self, why: i64, reason: str) -> None:
+        """End the connection in the protocol's own way: tell the peer the reason, then close. `why` is SHUTDOWN,
+        NO_ACCESS or OPERATOR. A protocol that has no words for it drops the connection. Called in a turn.
+        """
+        self.broken()
+
+    def channel_count(self) -> int:
+        """How many channels are open on the connection, where the protocol has such."""
+        return 0
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Face:
-    """What the connections of one protocol share, and all that a listener has to know of a protocol.
+    """What the connections of one protocol share, and all that a server has to know of a protocol while it runs.
 
-    `connect` makes one connection: a Peer that its transport calls as asyncio does. In `connection_made` it asks
-    `admit(peer, transport)`, which gives it its `peer_name` and what else is known of it, and aborts the transport when
-    the answer is False; an admitted one tells `left(peer)` when its transport is lost. A peer that has not opened its
-    connection `handshake_ms` after it came is dropped by `tick`.
+    `connect` makes one connection: a Peer that its transport calls as asyncio does. In `connection_made` it calls
+    `add`, and does nothing more if the answer is False; in `connection_lost` it calls `remove`. In between it is among
+    the `connections` that the server lists, limits, rechecks and dismisses. A peer that has not opened its connection
+    `handshake_ms` after it came is dropped by its `tick`.
+
+    `admit(peer, transport)` is the server's say: it gives a new peer its `peer_name` and what else is known of it, and
+    may refuse it. `left(peer)` is told of each admitted one that goes. `explain(error)` is what peers are told about an
+    internal error beyond that there was one; nothing by default.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: str, turn: Turn) -> None:
+        self.protocol = protocol
+        self.turn = turn
+        self.shard: Shard = turn.shard
         self.admit: Any = None
         self.left: Any = None
+        self.explain: Any = None
         self.handshake_ms: i64 = 10_000
+        self.connections: dict[int, Peer] = {}
+        self.opened: i64 = 0
 
     def connect(self) -> Peer:
         raise NotImplementedError
 
+    def add(self, peer: Peer, transport: Any) -> bool:
+        """Take a new connection in, unless it is refused: then its transport is aborted, and the answer is False."""
+        peer.protocol = self.protocol
+        if self.admit is not None and not self.admit(peer, transport):
+            transport.abort()
+            return False
+        self.connections[id(peer)] = peer
+        self.opened += 1
+        return True
+
+    def remove(self, peer: Peer) -> bool:
+        """The transport of a connection is lost; False if it was not taken in."""
+        if self.connections.pop(id(peer), None) is None:
+            return False
+        if self.left is not None:
+            self.left(peer)
+        return True
+
+    def explained(self, text: str, error: Exception) -> str:
+        """The text of an internal error for a peer."""
+        return text if self.explain is None else f"{text}: {self.explain(error)}"
+
     def tick(self) -> None:
-        """Do what time asks for (heartbeats, handshakes that take too long). Called in a turn, about once a second."""
+        """Have every connection do what time asks for. Called in a turn, about once a second."""
+        now = self.shard.mono_ms
+        for peer in list(self.connections.values()):
+            peer.tick(now)
+
+    def recheck(self, still_valid: Any, everyone: bool) -> None:
+        """Dismiss those whose access has ended; see `Peer.recheck`."""
+        for peer in list(self.connections.values()):
+            peer.recheck(still_valid, everyone)
 
     def close_all(self, reason: str) -> None:
-        """Tell every peer that the server ends, and close its transport when it has taken leave. Called in a turn."""
+        """Tell every peer that the server stops, and close its transport when it has taken leave. Called in a turn."""
+        for peer in list(self.connections.values()):
+            peer.dismiss(SHUTDOWN, reason)
 
     def abort_all(self) -> None:
         """Drop every peer at once."""
+        for peer in list(self.connections.values()):
+            peer.broken()
+
+    def count_in(self, tenant: str) -> int:
+        """How many connections act in a tenant."""
+        count = 0
+        for peer in self.connections.values():
+            principal = peer.principal
+            if principal is not None and principal.tenant == tenant:
+                count += 1
+        return count
 
 
 @final
 class Turn:
     """See the module's docstring."""
 
-    def __init__(self, engine: Any, wake: Any, watch: Any) -> None:
+    def __init__(self, engine: Any, wake: Any) -> None:
         self.shard: Shard = engine.shard
         self.running = False
         self._engine = engine
         self._wake = wake
         self._woken = False
-        self._watch = watch
-        self._watching = False
         self._durable: i64 = 0
         self._dirty: list[Outlet] = []
         self._late: list[Outlet] = []
@@ -280,8 +373,8 @@ class Turn:
             if self._due or self._waiting:
                 self._finish()
             self._flush()
-            if self._wanting and self._reason() == FREE:
-                # those who wait publish in a turn of their own
+            if (self._wanting and self._reason() == FREE) or self.shard.dirty or self.shard.stirred:
+                # those who wait publish in a turn of their own, and what is deliverable only now is delivered in one
                 self._wake_once()
         finally:
             # the engine may let another thread in when it ends, so it ends last
@@ -312,9 +405,16 @@ class Turn:
         """The peer is gone, or has nothing more to publish."""
         self._wanting.pop(peer, None)
 
-    def watched(self) -> None:
-        """What `watch` was called for has happened: a turn follows."""
-        self._watching = False
+    def awaits_journal(self) -> bool:
+        """Whether closing words, answers or publishers wait for the journal."""
+        return bool(self._waiting or self._late or self._wanting or self.held != FREE)
+
+    def progressed(self) -> None:
+        """The journal has answered, or publishes are refused or taken again. A turn that is under way sees that at its
+        end; else one follows if anybody waits for it.
+        """
+        if not self.running and self.awaits_journal():
+            self._wake_once()
 
     def _finish(self) -> None:
         due = self._due
@@ -332,13 +432,6 @@ class Turn:
             if peer.finish() and not peer.waiting:
                 peer.waiting = True
                 self._waiting.append(peer)
-        if self._waiting:
-            self._watch_once()
-
-    def _watch_once(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self._watch()
 
     def _reason(self) -> i64:
         """Why publishers are to be held now; once they are, it takes some slack to let them go."""
@@ -358,9 +451,6 @@ class Turn:
     def _look(self) -> None:
         """Hold publishers, or let them go."""
         held = self._reason()
-        if held == BEHIND and not self._watching:
-            self._watching = True
-            self._watch()
         if held == self.held:
             return
         self.held = held
@@ -407,8 +497,6 @@ class Turn:
                 self._corked.append(outlet)
         if self._corked:
             self._wake_once()
-        if self._late:
-            self._watch_once()
 
     def _look_at_late(self) -> None:
         """Look again at what waits for the journal. If that failed, nobody knows what was kept: so nothing is said."""

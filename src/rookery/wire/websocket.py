@@ -1,9 +1,11 @@
-"""WebSocket (RFC 6455) as bytes, for the server's side of it: the handshake, frames in, frames out. No sockets, no
-state beyond what is still arriving.
+"""WebSocket (RFC 6455) as bytes, for servers and clients: the handshake, frames in, frames out. No sockets, no state
+beyond what is still arriving.
 
 `Decoder.receive` takes whatever came and gives the messages and control frames that are complete. It keeps no more
 than one message, which is bounded before it arrives: a frame that says it is too long is refused by its head. After the
 first fault nothing more of the peer is believed; `fault_code` and `fault` say how to close.
+
+The roles differ in one thing: what a client sends is masked, and what a server sends is not (5.1).
 
 No extensions are offered, so a frame with a reserved bit is a fault.
 """
@@ -17,7 +19,7 @@ from typing import Final, final
 
 from mypy_extensions import i16, i64, u8
 
-from rookery._bytes import BytesWriter, read_i16_be, read_i64_be, write_i16_be, write_i64_be
+from rookery.format.bytes import BytesWriter, read_i16_be, read_i64_be, write_i16_be, write_i64_be
 
 # what a frame is: its opcode, section 5.2
 CONTINUATION: Final[i64] = 0
@@ -95,6 +97,13 @@ def frame(opcode: i64, payload: bytes) -> bytes:
     return w.getvalue()
 
 
+def masked_frame(opcode: i64, payload: bytes, key: bytes) -> bytes:
+    """A whole frame as a client sends it. The key must be four bytes that nobody can foresee (5.3)."""
+    whole = frame(opcode, payload)
+    head = len(whole) - len(payload)
+    return whole[:1] + bytes([whole[1] | 0x80]) + whole[2:head] + key + unmask(payload, key)
+
+
 def unmask(data: bytes, key: bytes) -> bytes:
     """Mask or unmask (5.3)."""
     size = len(data)
@@ -108,11 +117,13 @@ def unmask(data: bytes, key: bytes) -> bytes:
 @final
 class Decoder:
     """See the module's docstring. `fault_code` is 0 as long as there was no fault; `held_bytes` is what of the peer's
-    bytes waits here for the rest of a message.
+    bytes waits here for the rest of a message. It reads what clients send, or with `masked` False what servers send.
     """
 
-    def __init__(self, message_max_bytes: i64) -> None:
+    def __init__(self, message_max_bytes: i64, masked: bool = True) -> None:
         self.message_max_bytes: i64 = message_max_bytes
+        self._mask_bit: i64 = 0x80 if masked else 0
+        self._key_bytes: i64 = 4 if masked else 0
         self.fault_code: i64 = 0
         self.fault = ""
         self.held_bytes: i64 = 0
@@ -152,11 +163,11 @@ class Decoder:
                 self._wanted_bytes = 2
                 return at
             size: i64 = data[at + 1] & 0x7F
-            head: i64 = 6
+            head: i64 = 2 + self._key_bytes
             if size == 126:
-                head = 8
+                head += 2
             elif size == 127:
-                head = 14
+                head += 8
             if not self._may_begin(data[at], data[at + 1], size):
                 return at
             if left < head:
@@ -176,7 +187,10 @@ class Decoder:
                 self._wanted_bytes = head + size
                 return at
             body = at + head
-            self._take(data[at], unmask(data[body : body + size], data[body - 4 : body]), found)
+            payload = data[body : body + size]
+            if self._key_bytes:
+                payload = unmask(payload, data[body - 4 : body])
+            self._take(data[at], payload, found)
             at = body + size
         return at
 
@@ -185,8 +199,9 @@ class Decoder:
         opcode = first & 0x0F
         if first & 0x70:
             self._stop(PROTOCOL_ERROR, "a reserved bit is set, and no extension was agreed on")
-        elif not second & 0x80:
-            self._stop(PROTOCOL_ERROR, "a client masks its frames")
+        elif second & 0x80 != self._mask_bit:
+            text = "a client masks its frames" if self._mask_bit else "a server does not mask its frames"
+            self._stop(PROTOCOL_ERROR, text)
         elif opcode > PONG or BINARY < opcode < CLOSE:
             self._stop(PROTOCOL_ERROR, f"there is no opcode {int(opcode)}")
         elif opcode >= CLOSE and (not first & 0x80 or size > CONTROL_MAX_BYTES):

@@ -7,15 +7,16 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from rookery import properties
 from rookery.client.aio.link import AsyncLink
 from rookery.client.http import part
 from rookery.client.messages import pack, read_messages, unpack
 from rookery.core.transactions import OUTCOMES
 from rookery.embed.context import check_not_negative, check_positive, check_text
-from rookery.embed.messages import JSON, Message, decode_body
+from rookery.embed.messages import Message, decode_body
 from rookery.embed.options import Outcome
 from rookery.errors import InvalidArgument, InvalidType, LeaseLost
+from rookery.format import properties
+from rookery.format.rendering import JSON
 from rookery.wire.packed import PackedMessage, PackedSettle, PackedWork, encode
 
 CLAIM_MAX = 1_000

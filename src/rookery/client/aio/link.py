@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from rookery.client.aio.transport import NOTHING, AsyncTransport
 from rookery.client.sockets import Hold
-from rookery.embed.workers import AsyncSignal, AsyncWorkers, Signal
+from rookery.engine.workers import AsyncSignal, AsyncWorkers, Signal
 from rookery.errors import BrokerClosed, InvalidArgument, NotFound
 from rookery.wire.packed import DONE, KEY, PACKED
 

@@ -22,7 +22,7 @@ from rookery.embed.context import check_key, check_not_negative, check_positive,
 from rookery.embed.messages import Message, wall_ms
 from rookery.embed.options import StreamArguments
 from rookery.embed.records import Position, Record, Start, check_start, check_stream_key
-from rookery.embed.workers import AsyncSignal
+from rookery.engine.workers import AsyncSignal
 from rookery.errors import BrokerClosed, GroupFenced, InvalidArgument, NotFound, OffsetOutOfRange, StoreError
 from rookery.wire.packed import PackedPublish, encode
 

@@ -17,10 +17,11 @@ import msgspec
 
 from rookery.client.address import Address, addresses
 from rookery.client.answers import error_of, is_passing, read_json
-from rookery.client.http import BrokenAnswer, Incoming, Request, target_of
+from rookery.client.http import Request, target_of
 from rookery.client.retrying import RetryPolicy
 from rookery.client.sockets import AsyncPause, AsyncSlots, AsyncSocket, GivenUp, Hold
 from rookery.errors import BrokerClosed, BrokerUnreachable, InvalidArgument, InvalidType, NotInitialized
+from rookery.wire.http.answers import BrokenAnswer, Incoming
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"

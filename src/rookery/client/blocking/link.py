@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from rookery.client.blocking.transport import NOTHING, Transport
 from rookery.client.sockets import Hold
-from rookery.embed.workers import Signal, Workers, Signal
+from rookery.engine.workers import Signal, Workers, Signal
 from rookery.errors import BrokerClosed, InvalidArgument, NotFound
 from rookery.wire.packed import DONE, KEY, PACKED
 

@@ -15,16 +15,17 @@ from typing import Final, Self
 
 from rookery.client.blocking.deliveries import Delivery, settle
 from rookery.client.blocking.link import Link
-from rookery.client.http import BrokenAnswer, part
+from rookery.client.http import part
 from rookery.client.messages import read_frame
 from rookery.client.seen import Seen
 from rookery.client.sockets import Socket
-from rookery.client.websocket import CLOSE, PING, PONG, TEXT, Frames, close_payload, handshake, masked
+from rookery.client.websocket import Frames, handshake, masked
 from rookery.embed.context import check_positive, check_timeout
-from rookery.embed.workers import Signal
+from rookery.engine.workers import Signal
 from rookery.errors import BrokerClosed, BrokerUnreachable, LeaseLost, NotFound, RookeryError
+from rookery.wire.http.answers import BrokenAnswer
 from rookery.wire.packed import NONE_SEEN
-from rookery.wire.websocket import NORMAL, read_close
+from rookery.wire.websocket import CLOSE, NORMAL, PING, PONG, TEXT, close_payload, read_close
 
 SILENCE_SEC: Final = 60.0
 """A broker that was not heard of for so long is gone: it pings every 15 seconds."""

@@ -35,7 +35,6 @@ from rookery.embed.context import (
     check_text,
     check_topic,
 )
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message
 from rookery.embed.options import (
     FIXED,
@@ -48,7 +47,8 @@ from rookery.embed.options import (
     SubArguments,
     SubOptions,
 )
-from rookery.embed.workers import AsyncSignal
+from rookery.engine.engine import AsyncEngine
+from rookery.engine.workers import AsyncSignal
 from rookery.errors import (
     BrokerClosed,
     InvalidArgument,
@@ -56,6 +56,7 @@ from rookery.errors import (
     InvalidType,
     TransactionNotSupported,
 )
+from rookery.store.file import FileMedium
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -89,8 +90,10 @@ class AsyncBroker:
         check_name(tenant, "tenant")
         self._engine = AsyncEngine(clock or SystemClock(), secret or secrets.token_bytes(16))
         if wanted.enable_persistence:
+            directory = Path(wanted.persistence_path)
             self._engine.open_journal(
-                Path(wanted.persistence_path),
+                FileMedium(directory),
+                directory,
                 sync=wanted.sync,
                 page_bytes=wanted.page_bytes,
                 compression=wanted.compression,

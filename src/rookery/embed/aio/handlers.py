@@ -16,7 +16,7 @@ import msgspec
 
 from rookery.embed.aio.deliveries import AsyncDelivery
 from rookery.embed.messages import Message
-from rookery.embed.workers import AsyncWorkers
+from rookery.engine.workers import AsyncWorkers
 from rookery.errors import BrokerClosed, InvalidType, LeaseLost, Reject
 
 

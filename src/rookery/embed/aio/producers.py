@@ -6,14 +6,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rookery.core.staging import Row
+from rookery.core.publishing import Append
+from rookery.core.staging import row_of
 from rookery.core.stream import KEY_HEADER
 from rookery.embed.aio.queues import AsyncExchange, AsyncQueue, check_bodies
 from rookery.embed.aio.streams import AsyncStream
 from rookery.embed.context import Context, check_key, check_not_negative, check_positive, check_text
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message, unpack
 from rookery.embed.records import check_stream_key
+from rookery.engine.engine import AsyncEngine
 from rookery.errors import InvalidType
 
 
@@ -51,7 +52,8 @@ class AsyncProducer:
         stream, exchange, route = self._target(target, check_key(routing_key))
         headers: dict[str, object] | None = None if check_stream_key(key) is None else {KEY_HEADER: key}
         packed = [context.pack(exchange, route, body, False, headers) for body in check_bodies(bodies)]
-        rows = [Row(route, p.props, p.body, p.priority, p.expires_ms) for p in packed]
+        records = [Append(p.key, p.props, p.body, p.priority, p.expires_ms, p.due_ms, p.dedup_key) for p in packed]
+        rows = [row_of(record, bool(stream)) for record in records]
         name = chunk or uuid.uuid4().hex
         async with context.engine.change as engine:
             engine.shard.staging.stage(context.tenant, name, stream, exchange, rows)

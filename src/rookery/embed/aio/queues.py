@@ -8,10 +8,10 @@ from typing import Any
 from rookery.core import dead_letters
 from rookery.core import queue as core
 from rookery.core.entries import Entry
+from rookery.core.publishing import Batch, Publish, publish, publish_all, publish_batch
 from rookery.core.shard import Shard
 from rookery.core.snapshots import queue_stats
 from rookery.core.topology import Tenant
-from rookery.core.transactions import Batch, Publish, Settle, apply, publish_batch
 from rookery.embed.aio.deliveries import (
     AsyncDelivery,
     AsyncQueueSubscription,
@@ -20,41 +20,29 @@ from rookery.embed.aio.deliveries import (
     wait_for_leases,
 )
 from rookery.embed.context import Context, check_key, check_not_negative, check_positive, check_text
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import IdList, Message, given_id, given_ids, unpack
 from rookery.embed.options import Outcome
-from rookery.errors import InvalidArgument, InvalidType, QueueFull, QueueNotFound, Unroutable
-from rookery.model import PERSISTENT
+from rookery.engine.engine import AsyncEngine
+from rookery.errors import InvalidArgument, InvalidType, QueueNotFound, Unroutable
 
 
 def put(shard: Shard, tenant: Tenant, p: Publish, value: object) -> str:
     """Hand a publish to the core within a turn; the id of its message (the first one's, for a repeated dedup key)."""
-    way = tenant.way(tenant.exchange(p.exchange), p.key)
-    last_id = shard.last_id
-    if len(way.queues) > 1 or way.by_headers or p.dedup_key:
-        # several queues take it or none does
-        number = apply(shard, tenant, [p])[0]
-    elif p.mandatory and not way.queues:
+    try:
+        number, repeat = publish(shard, tenant, p)
+    except Unroutable:
         if p.exchange:
-            raise Unroutable(f"no queue for key {p.key!r} of exchange {p.exchange!r}", argument="key")
-        raise QueueNotFound(f"no queue {p.key!r} in tenant {tenant.name!r}", argument="queue")
-    else:
-        flags = PERSISTENT if p.persistent else 0
-        message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, flags)
-        if shard.post(tenant, way, message, p.due_ms) < 0:
-            raise QueueFull(f"queue {way.queues[0].name!r} is full", argument="queue")
-        number = message.id
-    return (given_id(value) if number > last_id else None) or shard.ids.uuid(number)
+            raise
+        raise QueueNotFound(f"no queue {p.key!r} in tenant {tenant.name!r}", argument="queue") from None
+    return (None if repeat else given_id(value)) or shard.ids.uuid(number)
 
 
 def put_all(shard: Shard, tenant: Tenant, packed: Batch | list[Publish], values: Sequence[object]) -> Sequence[str]:
     """Hand all of them to the core within a turn, or none when one does not fit; their ids."""
     if isinstance(packed, Batch):
-        first = publish_batch(shard, tenant, packed)
-        return IdList(shard.ids, range(first, first + len(values)), {})
+        return IdList(shard.ids, publish_batch(shard, tenant, packed), {})
     last_id = shard.last_id
-    operations: list[Publish | Settle] = list(packed)
-    numbers = apply(shard, tenant, operations)
+    numbers = publish_all(shard, tenant, packed)
     return IdList(shard.ids, numbers, given_ids(values, numbers, last_id))
 
 
@@ -83,6 +71,8 @@ class AsyncQueue:
         context = self._context
         context.check_open()
         p = context.pack("", self.name, body, True)
+        if self.name in context.tenant.streams:
+            self._core()
         # `change`, written out: there is a publish for every message
         with context.engine as engine:
             message_id = put(engine.shard, context.tenant, p, body)

@@ -12,8 +12,8 @@ from typing import Any, Final
 from rookery.embed.aio.deliveries import AsyncDelivery
 from rookery.embed.aio.queues import AsyncQueue
 from rookery.embed.context import Context
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message
+from rookery.engine.engine import AsyncEngine
 from rookery.errors import ReplyTimeout
 
 REPLY_QUEUES_MAX: Final = 16

@@ -13,16 +13,16 @@ from typing import Any, Final, Self
 
 from rookery.core import queue as core
 from rookery.core.entries import Lease
+from rookery.core.publishing import Batch, Publish
 from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER
-from rookery.core.transactions import Batch, Publish
 from rookery.embed import keeping
 from rookery.embed.aio.deliveries import wait_for_leases
 from rookery.embed.aio.queues import put, put_all
 from rookery.embed.context import TOPICS, Context, check_ack, check_text, check_timeout
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.messages import Message, given_id, unpack
 from rookery.embed.options import AckPolicy, SubOptions
-from rookery.embed.workers import AsyncSignal
+from rookery.engine.engine import AsyncEngine
+from rookery.engine.workers import AsyncSignal
 from rookery.errors import (
     InvalidConfig,
     LimitExceeded,

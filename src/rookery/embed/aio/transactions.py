@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from rookery.core.transactions import Publish, Settle
+from rookery.core.publishing import Publish
+from rookery.core.transactions import Settle
 from rookery.embed import keeping
 from rookery.embed.aio.deliveries import AsyncDelivery, check_delay, lease_of
 from rookery.embed.context import TOPICS, Context, check_key, check_name, check_text, check_topic
-from rookery.embed.engine import AsyncEngine
 from rookery.embed.options import Outcome
+from rookery.engine.engine import AsyncEngine
 from rookery.errors import LeaseLost
 
 

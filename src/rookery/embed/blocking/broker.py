@@ -36,7 +36,6 @@ from rookery.embed.context import (
     check_text,
     check_topic,
 )
-from rookery.embed.engine import Engine
 from rookery.embed.messages import Message
 from rookery.embed.options import (
     FIXED,
@@ -49,7 +48,8 @@ from rookery.embed.options import (
     SubArguments,
     SubOptions,
 )
-from rookery.embed.workers import Signal
+from rookery.engine.engine import Engine
+from rookery.engine.workers import Signal
 from rookery.errors import (
     BrokerClosed,
     InvalidArgument,
@@ -57,6 +57,7 @@ from rookery.errors import (
     InvalidType,
     TransactionNotSupported,
 )
+from rookery.store.file import FileMedium
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -90,8 +91,10 @@ class Broker:
         check_name(tenant, "tenant")
         self._engine = Engine(clock or SystemClock(), secret or secrets.token_bytes(16))
         if wanted.enable_persistence:
+            directory = Path(wanted.persistence_path)
             self._engine.open_journal(
-                Path(wanted.persistence_path),
+                FileMedium(directory),
+                directory,
                 sync=wanted.sync,
                 page_bytes=wanted.page_bytes,
                 compression=wanted.compression,

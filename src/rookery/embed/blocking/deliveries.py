@@ -10,17 +10,18 @@ import time
 from collections.abc import Iterable
 from typing import Any, Self
 
-from rookery import properties
 from rookery.core import queue as core
 from rookery.core.consumers import Mailbox
 from rookery.core.entries import Lease
 from rookery.core.transactions import OUTCOMES
 from rookery.embed.context import Context, check_not_negative, check_positive, check_text, check_timeout
-from rookery.embed.engine import Engine
-from rookery.embed.messages import JSON, Message, decode_body, unpack
+from rookery.embed.messages import Message, decode_body, unpack
 from rookery.embed.options import Outcome
-from rookery.embed.workers import Signal
+from rookery.engine.engine import Engine
+from rookery.engine.workers import Signal
 from rookery.errors import BrokerClosed, InvalidArgument, InvalidType, LeaseLost, NotFound
+from rookery.format import properties
+from rookery.format.rendering import JSON
 
 
 class Delivery:

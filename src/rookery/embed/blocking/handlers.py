@@ -17,7 +17,7 @@ import msgspec
 
 from rookery.embed.blocking.deliveries import Delivery
 from rookery.embed.messages import Message
-from rookery.embed.workers import Workers
+from rookery.engine.workers import Workers
 from rookery.errors import BrokerClosed, InvalidType, LeaseLost, Reject
 
 

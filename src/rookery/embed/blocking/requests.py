@@ -13,8 +13,8 @@ from typing import Any, Final
 from rookery.embed.blocking.deliveries import Delivery
 from rookery.embed.blocking.queues import Queue
 from rookery.embed.context import Context
-from rookery.embed.engine import Engine
 from rookery.embed.messages import Message
+from rookery.engine.engine import Engine
 from rookery.errors import ReplyTimeout
 
 REPLY_QUEUES_MAX: Final = 16

@@ -12,9 +12,8 @@ from typing import Any, Self, Unpack
 
 from rookery.core import groups, retention, streams
 from rookery.core import stream as core
-from rookery.core.dedup import scope_of
+from rookery.core.publishing import Append, Publish, append_all
 from rookery.core.stream import KEY_HEADER
-from rookery.core.transactions import Publish
 from rookery.embed.blocking.queues import check_bodies, check_headers
 from rookery.embed.context import (
     Context,
@@ -24,7 +23,6 @@ from rookery.embed.context import (
     check_text,
     check_timeout,
 )
-from rookery.embed.engine import Engine
 from rookery.embed.messages import Message, wall_ms
 from rookery.embed.options import StreamArguments
 from rookery.embed.records import (
@@ -39,9 +37,9 @@ from rookery.embed.records import (
     record_of,
     tail_records,
 )
-from rookery.embed.workers import Signal
+from rookery.engine.engine import Engine
+from rookery.engine.workers import Signal
 from rookery.errors import BrokerClosed, GroupFenced, NotFound, StreamNotFound
-from rookery.model import PERSISTENT
 
 
 class Stream:
@@ -65,7 +63,7 @@ class Stream:
         context.check_open()
         p = self._pack(body, key)
         with context.engine.change:
-            return self._append(p, partition)
+            return self._append([p], partition)[0]
 
     def publish_many(
         self, bodies: Iterable[Any], *, key: str | bytes | None = None, partition: int | None = None
@@ -75,30 +73,20 @@ class Stream:
         context.check_open()
         packed = [self._pack(body, key) for body in check_bodies(bodies)]
         with context.engine.change:
-            return [self._append(p, partition) for p in packed]
+            return self._append(packed, partition)
 
     def _pack(self, body: Any, key: str | bytes | None) -> Publish:
         headers: dict[str, object] | None = None if check_stream_key(key) is None else {KEY_HEADER: key}
         return self._context.pack("", self.name, body, True, headers)
 
-    def _append(self, p: Publish, partition: int | None) -> Position:
+    def _append(self, packed: list[Publish], partition: int | None) -> list[Position]:
         stream = self._core()
-        tenant = self._context.tenant
-        shard = tenant.shard
-        chosen = None if partition is None else stream.partition(partition)
-        if p.dedup_key and tenant.dedup.find(scope_of("", self.name), p.dedup_key, shard.wall_ms):
-            tenant.dedup.duplicates += 1
-            return Position(-1, -1, repeated=True)
-        way = tenant.way(tenant.default, self.name)
-        message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, PERSISTENT)
-        if chosen is None:
-            chosen = stream.choose(message)
-        offset = chosen.append(message)
-        stream.appended += 1
-        tenant.published += 1
-        if p.dedup_key:
-            tenant.remember("", self.name, p.dedup_key, message.id)
-        return Position(int(chosen.index), int(offset))
+        chosen = -1 if partition is None else int(stream.partition(partition).index)
+        records = [
+            Append(self.name, p.props, p.body, p.priority, p.expires_ms, p.due_ms, p.dedup_key, chosen) for p in packed
+        ]
+        positions = append_all(stream.tenant.shard, stream, records)
+        return [Position(-1, -1, repeated=True) if each is None else Position(*each) for each in positions]
 
     # Reading
 

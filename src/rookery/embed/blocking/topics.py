@@ -14,16 +14,16 @@ from typing import Any, Final, Self
 
 from rookery.core import queue as core
 from rookery.core.entries import Lease
+from rookery.core.publishing import Batch, Publish
 from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER
-from rookery.core.transactions import Batch, Publish
 from rookery.embed import keeping
 from rookery.embed.blocking.deliveries import wait_for_leases
 from rookery.embed.blocking.queues import put, put_all
 from rookery.embed.context import TOPICS, Context, check_ack, check_text, check_timeout
-from rookery.embed.engine import Engine
 from rookery.embed.messages import Message, given_id, unpack
 from rookery.embed.options import AckPolicy, SubOptions
-from rookery.embed.workers import Signal
+from rookery.engine.engine import Engine
+from rookery.engine.workers import Signal
 from rookery.errors import (
     InvalidConfig,
     LimitExceeded,

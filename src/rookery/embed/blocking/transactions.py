@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from rookery.core.transactions import Publish, Settle
+from rookery.core.publishing import Publish
+from rookery.core.transactions import Settle
 from rookery.embed import keeping
 from rookery.embed.blocking.deliveries import Delivery, check_delay, lease_of
 from rookery.embed.context import TOPICS, Context, check_key, check_name, check_text, check_topic
-from rookery.embed.engine import Engine
 from rookery.embed.options import Outcome
+from rookery.engine.engine import Engine
 from rookery.errors import LeaseLost
 
 

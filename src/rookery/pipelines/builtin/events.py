@@ -6,52 +6,40 @@ millisecond: message, queue and that moment name a journey, also where ids repea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
+
+from rookery.core.event_kinds import EVENT_FIELDS, EVENT_KINDS, FieldType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-COUNTERS: Final = (
-    "published",
-    "dead_lettered_in",
-    "moved_in",
-    "restored",
-    "delivered",
-    "redelivered",
-    "acked",
-    "retried",
-    "released",
-    "rejected",
-    "lapsed",
-    "expired",
-    "dead_lettered",
-    "dropped",
-    "purged",
-    "moved_out",
-    "refused",
-)
-"""The counters of a queue in a snapshot, as `core.snapshots` has them."""
-
 GAUGES: Final = ("ready", "delayed", "leased", "dead", "bytes")
 
-WAYS_OUT: Final = ("acked", "expired", "dead_lettered", "dropped")
+WAYS_OUT: Final = tuple(kind.name for kind in EVENT_KINDS if kind.ends_stay)
 """Events after which there is no other of a journey."""
 
-STEPS: Final = ("delivered", "retried", "released", "lapsed", *WAYS_OUT)
+DEATHS: Final = tuple(kind.name for kind in EVENT_KINDS if kind.ends_stay and not kind.ends_lease)
+"""Ways out without an ack."""
+
+LEASE_ENDS: Final = tuple(kind.name for kind in EVENT_KINDS if kind.ends_lease)
+"""Events that say how long a delivery was worked on."""
+
+STEPS: Final = tuple(kind.name for kind in EVENT_KINDS if kind.in_queue)
 """Events of a message in a queue."""
 
 LOOKED_AT_MAX: Final = 5_000_000
 """How many events are looked at outside of Spark, which is quicker for a batch and what is around it in time."""
 
-_EVENT: Final = (
-    "event_id STRING, event_type STRING, event_time_ms BIGINT, schema_version INT, "
-    "tenant STRING, exchange STRING, routing_key STRING, queue STRING, consumer STRING, message_id STRING, "
-    "size_bytes BIGINT, delivery_count INT, weight BIGINT, reached BIGINT, latency_ms BIGINT, process_ms BIGINT, "
-    "reason STRING, dlq_source STRUCT<queue: STRING, exchange: STRING, routing_key: STRING>, "
-    "ready BIGINT, delayed BIGINT, leased BIGINT, dead BIGINT, bytes BIGINT, "
-    "counters MAP<STRING, BIGINT>, changes MAP<STRING, BIGINT>, dropped_events BIGINT"
-)
+_TYPES: Final[Mapping[FieldType, str]] = {
+    "text": "STRING",
+    "int": "INT",
+    "long": "BIGINT",
+    "place": "STRUCT<queue: STRING, exchange: STRING, routing_key: STRING>",
+    "counts": "MAP<STRING, BIGINT>",
+}
+EVENT: Final = ", ".join(f"{field.name} {_TYPES[field.type]}" for field in EVENT_FIELDS)
+"""The schema of an event, in Spark's words."""
 
 
 def parsed(records: DataFrame) -> DataFrame:
@@ -61,7 +49,7 @@ def parsed(records: DataFrame) -> DataFrame:
     """
     # a condition on columns of the result would be moved below it, and have every value parsed again for each of them
     told = "event_id IS NOT NULL AND event.event_type IS NOT NULL AND event.event_time_ms IS NOT NULL"
-    event = f"from_json(cast(value AS STRING), '{_EVENT}')"
+    event = f"from_json(cast(value AS STRING), '{EVENT}')"
     found = records.selectExpr(f"inline(filter(array({event}), event -> event.{told}))")
     return found.selectExpr(
         "*",

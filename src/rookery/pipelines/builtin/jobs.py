@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rookery.errors import InvalidArgument
+from rookery.lake.insights import ARCHIVE, BUILTIN
 from rookery.pipelines.builtin.archive import Archive
 from rookery.pipelines.builtin.care import Care
 from rookery.pipelines.builtin.gold import SLICE
@@ -21,13 +22,12 @@ from rookery.pipelines.builtin.tables import SLA, gold_tables
 from rookery.pipelines.document import Value, read
 from rookery.pipelines.jobs import triggered
 from rookery.pipelines.spec import ENDPOINT, Engine, Restart, Trigger
-from rookery.store.insights import ARCHIVE, BUILTIN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from rookery.store.pipelines import Place
+    from rookery.lake.pipelines import Place
 
 SETTINGS: Final = "builtin.yaml"
 EVENTS: Final = "rookery.events"

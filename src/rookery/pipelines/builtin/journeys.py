@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from rookery.pipelines.builtin.events import STEPS, WAYS_OUT
+from rookery.pipelines.builtin.events import LEASE_ENDS, STEPS, WAYS_OUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,7 +27,7 @@ _MEASURES: Final = (
     ("deliveries", "sum", "CASE WHEN event_type = 'delivered' THEN 1L ELSE 0L END"),
     ("failures", "sum", "CASE WHEN event_type IN ('retried', 'lapsed') THEN 1L ELSE 0L END"),
     ("attempts", "max", "delivery_count"),
-    ("process_ms", "sum", "CASE WHEN event_type IN ('acked', 'retried', 'lapsed', 'released') THEN process_ms END"),
+    ("process_ms", "sum", f"CASE WHEN event_type IN {LEASE_ENDS!r} THEN process_ms END"),
     ("size_bytes", "max", "size_bytes"),
     ("weight", "max", "weight"),
     ("exchange", "max", "exchange"),

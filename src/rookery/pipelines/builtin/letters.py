@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rookery.errors import InvalidArgument
-from rookery.store.insights import gold_rows
+from rookery.lake.insights import gold_rows
 
 VERSION: Final = 1
 Verdict = Literal["redrive", "look", "leave"]

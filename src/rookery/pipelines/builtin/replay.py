@@ -23,7 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from rookery.errors import InvalidArgument, NotFound
-from rookery.store.table import COLUMNS
+from rookery.sealed.table import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,9 +128,9 @@ def begin(root: Path, wanted: Replay) -> tuple[Folder, Replay]:
 
 def source(spark: SparkSession, replay: Replay, root: Path, broker: dict[str, str]) -> DataFrame:
     """The rows to choose from, in the order of each partition, with `body`, the value as text."""
+    from rookery.lake.insights import ARCHIVE
     from rookery.pipelines import lake
     from rookery.pipelines.builtin.archive import Archive
-    from rookery.store.insights import ARCHIVE
 
     if replay.origin == "lake":
         path = Archive(str(root / ARCHIVE)).path(replay.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rookery.errors import SparkUnavailable
-from rookery.store.insights import GOLD, gold_rows
+from rookery.lake.insights import GOLD, gold_rows
 
 QUEUES_MAX: Final = 12
 ROWS_MAX: Final = 50

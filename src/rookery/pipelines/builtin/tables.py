@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rookery.core.snapshots import COUNTERS
 from rookery.errors import InvalidArgument
-from rookery.pipelines.builtin.events import COUNTERS, GAUGES
+from rookery.pipelines.builtin.events import DEATHS, GAUGES, LEASE_ENDS, WAYS_OUT
 from rookery.pipelines.builtin.gold import Cap, Gold
 from rookery.pipelines.builtin.histograms import bucket
 
@@ -78,7 +79,7 @@ QUEUE_STATS: Final = Gold(
 )
 
 _EXCHANGE: Final = "event_type = 'snapshot' AND queue IS NULL"
-_QUEUED: Final = ("delivered", "acked", "expired", "dead_lettered", "dropped")
+_QUEUED: Final = ("delivered", *WAYS_OUT)
 
 TENANT_USAGE: Final = Gold(
     name="tenant_usage",
@@ -124,21 +125,21 @@ ROUTING_STATS: Final = Gold(
 
 CONSUMER_STATS: Final = Gold(
     name="consumer_stats",
-    kinds=("delivered", "acked", "retried", "released", "lapsed"),
+    kinds=("delivered", *LEASE_ENDS),
     keys={"tenant": "tenant", "queue": "queue", "consumer": "consumer"},
     grains=FINE,
     where="consumer IS NOT NULL AND queue IS NOT NULL",
     sums={
         "delivered": _if("event_type = 'delivered'"),
         "redelivered": _if("event_type = 'delivered' AND delivery_count > 1"),
-        **{name: _if(f"event_type = '{name}'") for name in ("acked", "retried", "released", "lapsed")},
+        **{name: _if(f"event_type = '{name}'") for name in LEASE_ENDS},
     },
     durations=_buckets("process_ms"),
 )
 
 DLQ_SUMMARY: Final = Gold(
     name="dlq_summary",
-    kinds=("dead_lettered", "expired", "dropped"),
+    kinds=DEATHS,
     keys={
         "tenant": "tenant",
         "queue": "queue",

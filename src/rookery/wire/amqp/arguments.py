@@ -2,7 +2,8 @@
 
 RabbitMQ's names and its wording of every refusal are kept, with its names of field types. All arguments that begin with
 `x-` are kept with the queue (setting `arguments`: name, type and value), also those that mean nothing here, and a
-redeclaration must have the same; numbers are compared by value. Other arguments are passed over.
+redeclaration must have the same; numbers are compared by value. Other arguments are passed over. Which arguments stand
+for settings, and which values they take, is said by the table of queue settings in the core.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 from rookery.core.definitions import plain_table
-from rookery.core.policy import TIME_MAX_MS, check_settings
+from rookery.core.policy import check_settings
+from rookery.core.queue_settings import QUEUE_SETTINGS, TIME_MAX_MS, Argument, QueueSetting
 from rookery.errors import InvalidArgument
-from rookery.wire.amqp_codec import Fault
+from rookery.wire.amqp.codec import Fault
 
 Typed = dict[str, tuple[str, object]]
 """A table as it came: type octet and value by name."""
@@ -39,31 +41,21 @@ TYPES: Final = {
 }
 INTEGERS: Final = "IlLsbBui"
 
-# argument -> setting, in the order in which RabbitMQ compares them
-NAMES: Final = {
-    "x-expires": "expires_ms",
-    "x-message-ttl": "ttl_ms",
-    "x-dead-letter-exchange": "dead_letter_exchange",
-    "x-dead-letter-routing-key": "dead_letter_key",
-    "x-max-length": "length_max",
-    "x-max-length-bytes": "bytes_max",
-    "x-max-priority": "priority_max",
-    "x-overflow": "overflow",
-    "x-single-active-consumer": "single_active",
-    "x-queue-type": "queue_type",
-    "x-delivery-limit": "max_attempts",
-    "x-consumer-timeout": "consumer_timeout_ms",
-    "x-message-deduplication": "dedup",
-    "x-deduplication-window": "dedup_window_ms",
+_Row = tuple[Argument, QueueSetting]
+
+
+def _place(row: _Row) -> int:
+    return row[0].place
+
+
+ARGUMENTS: Final[dict[str, _Row]] = {
+    argument.name: (argument, row)
+    for argument, row in sorted(((row.argument, row) for row in QUEUE_SETTINGS if row.argument is not None), key=_place)
 }
-_TIMES: Final = ("x-expires", "x-consumer-timeout", "x-deduplication-window")
-"""These may not be 0."""
-_OVERFLOWS: Final = {
-    "drop-head": "drop-head",
-    "reject-publish": "reject-publish",
-    "reject-publish-dlx": "reject-publish-dead-letter",
-}
-PRIORITY_MAX: Final = 255
+"""The arguments that stand for settings, in the order in which RabbitMQ compares them."""
+
+FLAGS: Final = tuple(row for row in QUEUE_SETTINGS if row.flag)
+"""The settings that are bits of the method, compared before all arguments."""
 
 
 def queue_settings(where: str, durable: bool, auto_delete: bool, exclusive: bool, table: Typed) -> dict[str, object]:
@@ -71,11 +63,9 @@ def queue_settings(where: str, durable: bool, auto_delete: bool, exclusive: bool
     settings: dict[str, object] = {}
     for argument, (kind, value) in table.items():
         _check_only(argument, kind, value, where)
-        setting = NAMES.get(argument)
-        if setting is None:
-            continue
-        meant = _meaning(argument, kind, value, where)
-        settings[setting] = meant
+        found = ARGUMENTS.get(argument)
+        if found is not None:
+            settings[found[1].name] = _meaning(found[0], found[1], kind, value, where)
     if "dead_letter_key" in settings and "dead_letter_exchange" not in settings:
         raise _invalid("x-dead-letter-routing-key", where, "routing_key_but_no_dlx_defined")
     try:
@@ -101,41 +91,46 @@ def queue_settings(where: str, durable: bool, auto_delete: bool, exclusive: bool
     return settings
 
 
-def _meaning(argument: str, kind: str, value: object, where: str) -> object:
+def _meaning(argument: Argument, row: QueueSetting, kind: str, value: object, where: str) -> object:
     """The value of the setting that an argument stands for."""
-    if argument == "x-dead-letter-exchange":
-        if not isinstance(value, str):
-            raise Fault(406, f"invalid type '{TYPES[kind]}' for arg '{argument}' in {where}")
-    elif argument in ("x-dead-letter-routing-key", "x-overflow", "x-queue-type"):
-        if not isinstance(value, str):
-            raise _unacceptable(argument, kind, where)
-        if argument == "x-overflow":
-            if value not in _OVERFLOWS:
-                raise _invalid(argument, where, "invalid_overflow")
-            return _OVERFLOWS[value]
-        if argument == "x-queue-type" and value not in ("classic", "quorum"):
-            raise _invalid(argument, where, f"\"unsupported queue type '{value}'\"")
-    elif argument in ("x-single-active-consumer", "x-message-deduplication"):
-        if not isinstance(value, bool):
-            raise _unacceptable(argument, kind, where)
-    else:
-        return _number(argument, kind, value, where)
+    if row.type is int:
+        return _number(argument, kind, value, where) + argument.added
+    if not isinstance(value, row.type):
+        if row.name == "dead_letter_exchange":
+            raise Fault(406, f"invalid type '{TYPES[kind]}' for arg '{argument.name}' in {where}")
+        raise _unacceptable(argument.name, kind, where)
+    if isinstance(value, str) and row.choices:
+        # RabbitMQ's names, or ours where it has the same
+        values = argument.values or {choice: choice for choice in row.choices}
+        if value not in values:
+            raise _invalid(argument.name, where, _no_choice(row.name, value))
+        return values[value]
     return value
 
 
-def _number(argument: str, kind: str, value: object, where: str) -> int:
+def _no_choice(setting: str, value: str) -> str:
+    """RabbitMQ's words for a value that is none of the choices."""
+    if setting == "overflow":
+        return "invalid_overflow"
+    if setting == "queue_type":
+        return f"\"unsupported queue type '{value}'\""
+    return f"\"unsupported value '{value}'\""
+
+
+def _number(argument: Argument, kind: str, value: object, where: str) -> int:
     if kind not in INTEGERS or not isinstance(value, int):
-        raise _invalid(argument, where, f'"expected integer, got {TYPES[kind]}"')
+        raise _invalid(argument.name, where, f'"expected integer, got {TYPES[kind]}"')
     if value < 0:
-        raise _invalid(argument, where, f"{{value_negative,{value}}}")
-    if value == 0 and argument in _TIMES:
-        raise _invalid(argument, where, "{value_zero,0}")
-    if argument == "x-max-priority" and value > PRIORITY_MAX:
-        raise _invalid(argument, where, f"{{max_value_exceeded,{value}}}")
-    if value > TIME_MAX_MS:
-        raise _invalid(argument, where, f"{{value_too_large,{value}}}")
-    # the limit is of redeliveries, the setting of deliveries
-    return value + 1 if argument == "x-delivery-limit" else value
+        raise _invalid(argument.name, where, f"{{value_negative,{value}}}")
+    if value < argument.smallest:
+        raise _invalid(argument.name, where, f"{{value_zero,{value}}}")
+    if value > argument.largest:
+        problem = "value_too_large" if argument.largest == TIME_MAX_MS else "max_value_exceeded"
+        raise _invalid(argument.name, where, f"{{{problem},{value}}}")
+    return value
+
+
+_VERSION: Final = Argument(name="x-queue-version", place=0)
 
 
 def _check_only(argument: str, kind: str, value: object, where: str) -> None:
@@ -145,7 +140,7 @@ def _check_only(argument: str, kind: str, value: object, where: str) -> None:
             raise _unacceptable(argument, kind, where)
         if value not in ("default", "lazy"):
             raise _invalid(argument, where, f"\"unsupported queue mode '{value}'\"")
-    elif argument == "x-queue-version" and _number(argument, kind, value, where) not in (1, 2):
+    elif argument == "x-queue-version" and _number(_VERSION, kind, value, where) not in (1, 2):
         raise _invalid(argument, where, f"\"unsupported queue version '{value}'\"")
 
 
@@ -164,9 +159,9 @@ def _check_quorum(where: str, durable: bool, auto_delete: bool, exclusive: bool,
 
 
 def _argument_of(setting: str) -> str:
-    for argument, name in NAMES.items():
-        if name == setting:
-            return argument
+    for argument, row in ARGUMENTS.values():
+        if row.name == setting:
+            return argument.name
     return setting
 
 
@@ -183,11 +178,11 @@ def _unacceptable(argument: str, kind: str, where: str) -> Fault:
 
 def check_same_queue(where: str, said: dict[str, object], settings: dict[str, object]) -> None:
     """Raise the Fault that names the first difference between a queue of this face and its redeclaration."""
-    check_same(where, "durable", said.get("durable", True), settings["durable"])
-    check_same(where, "auto_delete", said.get("auto_delete", False), settings["auto_delete"])
+    for row in FLAGS:
+        check_same(where, row.name, said.get(row.name, row.default), settings[row.name])
     before = _kept(said)
     now = _kept(settings)
-    for argument in [*NAMES, *sorted(set(before) | set(now))]:
+    for argument in [*ARGUMENTS, *sorted(set(before) | set(now))]:
         old, new = before.get(argument), now.get(argument)
         if argument == "x-queue-type" and _type_of(old) == _type_of(new):
             continue

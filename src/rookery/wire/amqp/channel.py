@@ -6,7 +6,7 @@ old leases would keep a long list alive, they move to a dict.
 
 What an end means for a lease: ack is ack; requeue, recover and the end of the channel release it, or retry it where the
 queue counts or limits attempts (so that a message that kills its consumers is dead-lettered in the end); a refusal
-without requeue rejects it. In a transaction (`amqp_tx`) the ends wait for its commit. A lease that lapsed is let go of,
+without requeue rejects it. In a transaction (`tx`) the ends wait for its commit. A lease that lapsed is let go of,
 and its tag remembered, so that an acknowledgement that comes too late is not an error.
 """
 
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i32, i64, u8
 
-from rookery import properties
-from rookery._bytes import BytesWriter, write_i32_be, write_i64_be
 from rookery.core.consumers import Credit, Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.feeds import Feed
 from rookery.core.log import Log
 from rookery.core.queue import Queue
 from rookery.core.topology import Tenant, Way
-from rookery.fieldtables import Long, Timestamp
-from rookery.model import Death, Route
-from rookery.wire.amqp_codec import (
+from rookery.format import properties
+from rookery.format.bytes import BytesWriter, write_i32_be, write_i64_be
+from rookery.format.fieldtables import Long, Timestamp
+from rookery.format.model import Death, Route
+from rookery.wire.amqp.codec import (
     BASIC_ACK,
     BASIC_CANCEL,
     BASIC_DELIVER,
@@ -44,8 +44,8 @@ from rookery.wire.amqp_codec import (
 from rookery.wire.turn import CORK_BYTES, Outlet
 
 if TYPE_CHECKING:
-    from rookery.wire.amqp import AmqpConnection
-    from rookery.wire.amqp_tx import Tx
+    from rookery.wire.amqp.connection import AmqpConnection
+    from rookery.wire.amqp.tx import Tx
 
 # How a lease is settled
 ACK: Final[i64] = 0
@@ -413,6 +413,9 @@ class AmqpConsumer(Subscription):
         write_i32_be(w, BASIC_DELIVER)
         put_short_string(w, tag)
         self._start = w.getvalue()
+
+    def peer(self) -> object:
+        return self.channel.connection
 
     def deliver(self, entry: Entry, lease: Lease | None) -> None:
         out = self.out

@@ -12,11 +12,19 @@ from typing import Final, final
 
 from mypy_extensions import i16, i32, i64, u8
 
-from rookery._bytes import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from rookery.errors import InvalidArgument
-from rookery.fieldtables import decode_table, read_field, read_name
-from rookery.model import Route
-from rookery.properties import within
+from rookery.format.bytes import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_be,
+    read_i64_be,
+    write_i16_be,
+    write_i32_be,
+    write_i64_be,
+)
+from rookery.format.fieldtables import decode_table, read_field, read_name
+from rookery.format.model import Route
+from rookery.format.properties import within
 from rookery.wire.turn import SPLICE_BYTES, Outlet
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -37,7 +45,6 @@ CLOSE_OK_FRAME: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
 
 CONNECTION_START: Final = 0x000A000A
 CONNECTION_START_OK: Final = 0x000A000B
-CONNECTION_SECURE_OK: Final = 0x000A0015
 CONNECTION_TUNE: Final = 0x000A001E
 CONNECTION_TUNE_OK: Final = 0x000A001F
 CONNECTION_OPEN: Final = 0x000A0028

@@ -3,8 +3,8 @@
     header → start-ok → (login) → tune-ok → open → OPEN → close
 
 Frames are parsed in one loop per read; a tail that holds no whole frame is kept and not looked at again until enough of
-it has come. Publishing is done by `amqp_publish`, or put off by `amqp_parking`; whatever else a channel can be asked
-for is done by `amqp_methods`.
+it has come. Publishing is done by `publish`, or put off by `parking`; whatever else a channel can be asked
+for is done by `methods`.
 
 A `Fault` ends the channel or the connection it concerns. Whatever else goes wrong costs this connection and no other.
 """
@@ -15,13 +15,13 @@ from typing import Any, Final, final
 
 from mypy_extensions import i32, i64
 
-from rookery._bytes import read_i16_be, read_i32_be, read_i64_be, write_i32_be
 from rookery.core.queue import Queue
 from rookery.core.topology import Tenant
 from rookery.errors import RookeryError
-from rookery.wire import amqp_handshake, amqp_methods
-from rookery.wire.amqp_channel import ACK, REQUEUE, Channel
-from rookery.wire.amqp_codec import (
+from rookery.format.bytes import read_i16_be, read_i32_be, read_i64_be, write_i32_be
+from rookery.wire.amqp import handshake, methods
+from rookery.wire.amqp.channel import ACK, REQUEUE, Channel
+from rookery.wire.amqp.codec import (
     BASIC_ACK,
     BASIC_PUBLISH,
     BODY,
@@ -55,10 +55,10 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_short_string,
 )
-from rookery.wire.amqp_names import reply_text
-from rookery.wire.amqp_parking import Parking
-from rookery.wire.amqp_publish import Publisher, unexpected
-from rookery.wire.turn import FREE, HELD, UNREAD, Face, Outlet, Peer, Turn
+from rookery.wire.amqp.names import reply_text
+from rookery.wire.amqp.parking import Parking
+from rookery.wire.amqp.publish import Publisher, unexpected
+from rookery.wire.turn import FREE, HELD, NO_ACCESS, SHUTDOWN, UNREAD, Face, Outlet, Peer, Turn
 
 # AmqpConnection.state, in the order in which they are passed
 AWAIT_HEADER: Final = 0
@@ -69,6 +69,9 @@ AWAIT_OPEN: Final = 4
 OPEN: Final = 5
 CLOSING: Final = 6
 CLOSED: Final = 7
+
+CONNECTION_FORCED: Final[i64] = 320
+"""The reply code for a peer that has to go through no fault of its own."""
 
 UNPARSED_MAX_BYTES: Final[i64] = 64 * 1024
 """What a peer may send ahead while its credentials are being verified."""
@@ -84,9 +87,7 @@ class AmqpFace(Face):
     """
 
     def __init__(self, turn: Turn, login: Any, enter: Any, random_text: Any) -> None:
-        super().__init__()
-        self.turn = turn
-        self.shard = turn.shard
+        super().__init__("amqp", turn)
         self.login = login
         self.enter = enter
         self.random_text = random_text
@@ -95,36 +96,12 @@ class AmqpFace(Face):
         self.frame_max: i64 = FRAME_MAX_BYTES
         self.heartbeat_sec: i64 = 60
         self.server_properties: dict[str, object] = {}
-        self.connections: dict[int, AmqpConnection] = {}
         self.partial_bytes: i64 = 0
         # who takes answers by direct reply-to under which name
         self.replies: dict[str, Channel] = {}
 
     def connect(self) -> Peer:
         return AmqpConnection(self)
-
-    def tick(self) -> None:
-        """Send the heartbeats that are due and drop the peers that are silent too long. Call it about once a second."""
-        now = self.shard.mono_ms
-        for connection in list(self.connections.values()):
-            connection.tick(now)
-
-    def recheck(self, still_valid: Any, everyone: bool) -> None:
-        """End the connections whose principal is no longer valid; `everyone` is looked at only if rights changed."""
-        for connection in list(self.connections.values()):
-            principal = connection.principal
-            if principal is None or not (everyone or principal.expires_ms is not None):
-                continue
-            if not still_valid(principal):
-                connection.close(320, f"the access of user '{connection.user}' has ended")
-
-    def close_all(self, reason: str) -> None:
-        for connection in list(self.connections.values()):
-            connection.close(320, f"broker forced connection closure with reason '{reason}'")
-
-    def abort_all(self) -> None:
-        for connection in list(self.connections.values()):
-            connection.broken()
 
 
 @final
@@ -142,7 +119,6 @@ class AmqpConnection(Peer):
         self.password = ""
         self.mechanism = ""
         self.vhost = ""
-        self.principal: Any = None
         self.tenant: Tenant | None = None
         self.cancel_notify = False
         self.tells_refusal = False
@@ -178,12 +154,9 @@ class AmqpConnection(Peer):
         self.since_ms = self.shard.mono_ms
         self.read_ms = self.shard.mono_ms
         self.out.written_ms = self.shard.mono_ms
-        if face.admit is not None and not face.admit(self, transport):
+        if not face.add(self, transport):
             self._gone = True
             self.state = CLOSED
-            transport.abort()
-            return
-        face.connections[id(self)] = self
 
     def data_received(self, data: bytes) -> None:
         if not self.turn.begin():
@@ -201,22 +174,19 @@ class AmqpConnection(Peer):
         return False
 
     def connection_lost(self, error: Any) -> None:
-        if not self.turn.begin():
-            return
-        try:
-            self._leave()
-            self.state = CLOSED
-            self._deaf = True
-            self._held = []
-            self.turn.leave(self)
-            admitted = self.face.connections.pop(id(self), None)
-            if admitted is not None and self.face.left is not None:
-                self.face.left(self)
-            # the two refer to each other
-            self.out.peer = None
-            self.out.transport = None
-        finally:
-            self.turn.end()
+        self.face.remove(self)
+        if self.turn.begin():
+            try:
+                self._leave()
+                self.turn.leave(self)
+            finally:
+                self.turn.end()
+        self.state = CLOSED
+        self._deaf = True
+        self._held = []
+        # the two refer to each other
+        self.out.peer = None
+        self.out.transport = None
 
     def pause_writing(self) -> None:
         """The peer does not read: it gets no deliveries until it does, and is not asked for more work."""
@@ -288,7 +258,11 @@ class AmqpConnection(Peer):
                 return True
         return False
 
+    def channel_count(self) -> int:
+        return len(self.channels)
+
     def tick(self, now_ms: i64) -> None:
+        """Send the heartbeat that is due, and drop a peer that is silent too long."""
         transport = self.out.transport
         if self.state != OPEN:
             if now_ms - self.since_ms > self.face.handshake_ms:
@@ -391,7 +365,7 @@ class AmqpConnection(Peer):
             self._hang_up()
             return 0
         self.state = AWAIT_START_OK
-        amqp_handshake.put_start(self)
+        handshake.put_start(self)
         return 8
 
     def _parse(self, data: bytes, pos: i64) -> i64:
@@ -530,7 +504,7 @@ class AmqpConnection(Peer):
             raise unexpected(channel.incoming)
         else:
             try:
-                amqp_methods.call(channel, method, arguments)
+                methods.call(channel, method, arguments)
             except Fault as fault:
                 if fault.hard:
                     raise
@@ -600,10 +574,10 @@ class AmqpConnection(Peer):
         elif method == CONNECTION_START_OK and self.state == AWAIT_START_OK:
             self._login(arguments)
         elif method == CONNECTION_TUNE_OK and self.state == AWAIT_TUNE_OK:
-            amqp_handshake.tune_ok(self, arguments)
+            handshake.tune_ok(self, arguments)
             self.state = AWAIT_OPEN
         elif method == CONNECTION_OPEN and self.state == AWAIT_OPEN:
-            amqp_handshake.enter(self, arguments)
+            handshake.enter(self, arguments)
             self.state = OPEN
         elif self.state != OPEN:
             raise Fault(503, f"method {method >> 16}.{method & 0xFFFF} is not expected now")
@@ -615,7 +589,7 @@ class AmqpConnection(Peer):
             raise Fault(504, "unexpected method in connection state running")
 
     def _login(self, arguments: Arguments) -> None:
-        amqp_handshake.start_ok(self, arguments)
+        handshake.start_ok(self, arguments)
         self.state = AWAIT_LOGIN
         self._in_login = True
         self.face.login(self, self.user, self.password)
@@ -626,13 +600,13 @@ class AmqpConnection(Peer):
         if self.state == OPEN and self._secret is not None:
             secret = self._secret
             self._secret = None
-            amqp_handshake.secret_updated(self, accepted, secret)
+            handshake.secret_updated(self, accepted, secret)
             return
         if self.state != AWAIT_LOGIN:
             return
         if accepted:
             self.state = AWAIT_TUNE_OK
-            amqp_handshake.put_tune(self)
+            handshake.put_tune(self)
         elif self.tells_refusal:
             text = f"Login was refused using authentication mechanism {self.mechanism}."
             self.close(403, text + " For details see the broker logfile.")
@@ -644,6 +618,15 @@ class AmqpConnection(Peer):
             self._take(self._unhold(), 0)
 
     # Ending
+
+    def dismiss(self, why: i64, reason: str) -> None:
+        if why == SHUTDOWN:
+            text = f"broker forced connection closure with reason '{reason}'"
+        elif why == NO_ACCESS:
+            text = f"the access of user '{self.user}' has ended"
+        else:
+            text = f"CONNECTION_FORCED - {reason}"
+        self.close(CONNECTION_FORCED, text)
 
     def close(self, code: i64, text: str, method: i32 = 0) -> None:
         """End the connection: say why, and wait for close-ok."""
@@ -700,7 +683,7 @@ class AmqpConnection(Peer):
 
     def _defect(self, error: Exception) -> None:
         self._log("connection_failed", repr(error))
-        self.close(541, "an internal error")
+        self.close(541, self.face.explained("an internal error", error))
 
     def _log(self, event: str, reason: str) -> None:
         if self.face.log is not None:

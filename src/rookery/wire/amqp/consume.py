@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from mypy_extensions import i32, i64, u8
 
-from rookery._bytes import write_i64_be
 from rookery.core.consumers import Credit
 from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
-from rookery.model import NEVER
-from rookery.wire import amqp_replies, amqp_streams
-from rookery.wire.amqp_arguments import INTEGERS, TYPES
-from rookery.wire.amqp_channel import REJECT, REQUEUE, AmqpConsumer, Channel, props_of, wire_of
-from rookery.wire.amqp_codec import (
+from rookery.format.bytes import write_i64_be
+from rookery.format.model import NEVER
+from rookery.wire.amqp import replies, streams
+from rookery.wire.amqp.arguments import INTEGERS, TYPES
+from rookery.wire.amqp.channel import REJECT, REQUEUE, AmqpConsumer, Channel, props_of, wire_of
+from rookery.wire.amqp.codec import (
     BASIC_CANCEL,
     BASIC_CANCEL_OK,
     BASIC_CONSUME,
@@ -35,7 +35,7 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_short_string,
 )
-from rookery.wire.amqp_names import (
+from rookery.wire.amqp.names import (
     RESERVED,
     find_queue,
     named,
@@ -117,15 +117,15 @@ def _consume(channel: Channel, arguments: Arguments) -> None:
     if not tag:
         tag = RESERVED + "ctag-" + str(connection.face.random_text())
     no_ack = bits & 2 != 0
-    if name == amqp_replies.REPLY_TO:
-        amqp_replies.consume(channel, tag, no_ack)
+    if name == replies.REPLY_TO:
+        replies.consume(channel, tag, no_ack)
         if not bits & 8:
             put_tagged(channel, BASIC_CONSUME_OK, tag)
         return
     require(channel, "queue.consume", "queue", name)
     stream = tenant_of(channel).streams.get(name)
     if stream is not None:
-        _begin(channel, amqp_streams.consume(channel, stream, tag, bits, table), bits)
+        _begin(channel, streams.consume(channel, stream, tag, bits, table), bits)
         return
     queue = find_queue(channel, name)
     exclusive = bits & 4 != 0
@@ -151,7 +151,7 @@ def _begin(channel: Channel, consumer: AmqpConsumer, bits: i64) -> None:
 
 def _held_exclusively(queue: Queue) -> bool:
     for each in queue.roster.all:
-        if isinstance(each, AmqpConsumer) and each.exclusive:
+        if each.exclusive:
             return True
     return False
 
@@ -164,7 +164,7 @@ def _cancel(channel: Channel, arguments: Arguments) -> None:
         consumer.queue.unsubscribe(consumer)
         consumer.ended()
     elif tag and tag == channel.reply_tag:
-        amqp_replies.end(channel)
+        replies.end(channel)
     if not nowait:
         put_tagged(channel, BASIC_CANCEL_OK, tag)
 

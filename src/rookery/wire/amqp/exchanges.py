@@ -8,9 +8,9 @@ from mypy_extensions import i32
 
 from rookery.core.topology import STANDARD_EXCHANGES, Exchange
 from rookery.errors import InUse, InvalidArgument, NotFound
-from rookery.wire.amqp_arguments import TYPES, Typed, check_same, check_same_field
-from rookery.wire.amqp_channel import Channel
-from rookery.wire.amqp_codec import (
+from rookery.wire.amqp.arguments import TYPES, Typed, check_same, check_same_field
+from rookery.wire.amqp.channel import Channel
+from rookery.wire.amqp.codec import (
     EXCHANGE_BIND,
     EXCHANGE_BIND_OK,
     EXCHANGE_DECLARE,
@@ -23,7 +23,7 @@ from rookery.wire.amqp_codec import (
     Fault,
     put_method,
 )
-from rookery.wire.amqp_names import (
+from rookery.wire.amqp.names import (
     RESERVED,
     find_exchange,
     not_default,

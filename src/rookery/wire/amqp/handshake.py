@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i32, u8
 
-from rookery._bytes import write_i32_be
 from rookery.errors import InvalidArgument, RookeryError
-from rookery.fieldtables import decode_table, write_table
-from rookery.wire.amqp_codec import (
+from rookery.format.bytes import write_i32_be
+from rookery.format.fieldtables import decode_table, write_table
+from rookery.wire.amqp.codec import (
     CONNECTION_OPEN_OK,
     CONNECTION_START,
     CONNECTION_TUNE,
@@ -28,7 +28,7 @@ from rookery.wire.amqp_codec import (
 )
 
 if TYPE_CHECKING:
-    from rookery.wire.amqp import AmqpConnection
+    from rookery.wire.amqp.connection import AmqpConnection
 
 DEFAULT_VHOST: Final = "/"
 DEFAULT_TENANT: Final = "default"

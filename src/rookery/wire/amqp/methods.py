@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from mypy_extensions import i32, u8
 
-from rookery.wire import amqp_consume, amqp_exchanges, amqp_queues, amqp_tx
-from rookery.wire.amqp_channel import Channel
-from rookery.wire.amqp_codec import (
+from rookery.wire.amqp import consume, exchanges, queues, tx
+from rookery.wire.amqp.channel import Channel
+from rookery.wire.amqp.codec import (
     ACCESS_REQUEST,
     ACCESS_REQUEST_OK,
     CHANNEL_FLOW,
@@ -23,22 +23,22 @@ from rookery.wire.amqp_codec import (
     put_channel,
     put_method,
 )
-from rookery.wire.amqp_names import not_implemented
+from rookery.wire.amqp.names import not_implemented
 
 
 def call(channel: Channel, method: i32, arguments: Arguments) -> None:
     """Do what one method asks for."""
     kind = method >> 16
     if kind == 60:
-        amqp_consume.call(channel, method, arguments)
+        consume.call(channel, method, arguments)
     elif kind == 50:
-        amqp_queues.call(channel, method, arguments)
+        queues.call(channel, method, arguments)
         channel.out.await_batch(channel.connection.shard.log.changed)
     elif kind == 40:
-        amqp_exchanges.call(channel, method, arguments)
+        exchanges.call(channel, method, arguments)
         channel.out.await_batch(channel.connection.shard.log.changed)
     elif kind == 90:
-        amqp_tx.call(channel, method)
+        tx.call(channel, method)
     elif method == CONFIRM_SELECT:
         _confirm_select(channel, arguments)
     elif method == CHANNEL_FLOW:

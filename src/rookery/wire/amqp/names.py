@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from mypy_extensions import i32, i64
 
-from rookery._bytes import write_i32_be
 from rookery.core import rights
 from rookery.core.queue import Queue
 from rookery.core.topology import Exchange, Tenant
 from rookery.errors import RookeryError
-from rookery.wire.amqp_channel import Channel
-from rookery.wire.amqp_codec import REPLY_NAMES, Fault, begin_method, end_method, put_short_string
+from rookery.format.bytes import write_i32_be
+from rookery.wire.amqp.channel import Channel
+from rookery.wire.amqp.codec import REPLY_NAMES, Fault, begin_method, end_method, put_short_string
 
 RESERVED: Final = "amq."
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i32, i64
 
-from rookery._bytes import read_i16_be
-from rookery.wire.amqp_codec import (
+from rookery.format.bytes import read_i16_be
+from rookery.wire.amqp.codec import (
     BASIC_ACK,
     BASIC_NACK,
     BASIC_REJECT,
@@ -29,7 +29,7 @@ from rookery.wire.amqp_codec import (
 from rookery.wire.turn import BEHIND, FREE, HELD, PARKED_MAX_BYTES, REASONS
 
 if TYPE_CHECKING:
-    from rookery.wire.amqp import AmqpConnection
+    from rookery.wire.amqp.connection import AmqpConnection
 
 REFUSED_BYTES: Final[i64] = 4 * PARKED_MAX_BYTES
 

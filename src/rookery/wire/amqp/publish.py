@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i32, i64
 
-from rookery import properties
-from rookery._bytes import read_i16_be, read_i32_be, read_i64_be
-from rookery.core.dedup import dedup_key_of
 from rookery.core.history import copies_of
+from rookery.core.publishing import EACH, Publish, new_message, post
 from rookery.core.queue import REFUSED
-from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, MemoryLimitExceeded, MessageTooLarge, RookeryError
-from rookery.model import PERSISTENT, Message, Route
-from rookery.wire import amqp_replies
-from rookery.wire.amqp_arguments import TYPES
-from rookery.wire.amqp_channel import Channel, Incoming, Target
-from rookery.wire.amqp_codec import (
+from rookery.format import properties
+from rookery.format.bytes import read_i16_be, read_i32_be, read_i64_be
+from rookery.format.model import PERSISTENT, Message, Route
+from rookery.wire.amqp import replies
+from rookery.wire.amqp.arguments import TYPES
+from rookery.wire.amqp.channel import Channel, Incoming, Target
+from rookery.wire.amqp.codec import (
     BASIC,
     BASIC_PUBLISH,
     BODY,
@@ -40,10 +39,11 @@ from rookery.wire.amqp_codec import (
     Fault,
     put_return,
 )
-from rookery.wire.amqp_names import find_exchange, reply_text, require, tenant_of
+from rookery.wire.amqp.names import find_exchange, reply_text, require, tenant_of
 
 if TYPE_CHECKING:
-    from rookery.wire.amqp import AmqpConnection
+    from rookery.core.topology import Way
+    from rookery.wire.amqp.connection import AmqpConnection
 
 TARGETS_MAX: Final = 1_000
 
@@ -53,7 +53,7 @@ _DELIVERY_MODE: Final[i64] = 0x10
 _REPLY_TO: Final[i64] = 0x02
 """Flags of a property list: the first in its second octet, the others in its first."""
 
-_BROKER_REPLY_TO: Final = amqp_replies.REPLY_TO.encode()
+_BROKER_REPLY_TO: Final = replies.REPLY_TO.encode()
 
 
 @final
@@ -161,8 +161,8 @@ class Publisher:
             expires_ms: i64 = 0
             if self._props_ttl_ms >= 0:
                 expires_ms = self._shard.wall_ms + self._props_ttl_ms
-            message = self._shard.message(
-                target.tenant, target.way, props, body, self._props_priority, expires_ms, self._props_flags
+            message = new_message(
+                self._shard, target.tenant, target.way, props, body, self._props_priority, expires_ms, self._props_flags
             )
         except MessageTooLarge as error:
             self.connection.close_channel(channel, error.amqp, reply_text(error), BASIC_PUBLISH)
@@ -176,17 +176,17 @@ class Publisher:
                 raise
             self.connection.close_channel(channel, fault.code, fault.reply_text(), BASIC_PUBLISH)
             return
-        reached = self._shard.post(target.tenant, target.way, message, 0)
+        reached = post(self._shard, target.tenant, target.way, message, 0, EACH)
         if channel.confirming or reached == 0:
-            self._published(target, message, reached)
+            self._published(target, target.way, message, reached)
 
-    def _published(self, target: Target, message: Message, reached: i64) -> None:
+    def _published(self, target: Target, way: Way, message: Message, reached: i64) -> None:
         channel = target.channel
         if reached == 0 and target.mandatory:
             self._return(channel, message.route, message.props, message.body)
         if channel.confirming:
             self._count(channel, reached == REFUSED)
-            if reached > 0 and (message.flags & PERSISTENT or target.way.streams):
+            if reached > 0 and (message.flags & PERSISTENT or way.streams or way.by_headers):
                 channel.lasting = True
 
     # What takes a second look
@@ -203,8 +203,8 @@ class Publisher:
                 raise Fault(502, str(error)) from None
             if properties.header(props, "BCC") is not None:
                 props = properties.with_headers(props, {"BCC": None}, True)
-        if props[0] & _REPLY_TO and properties.reply_to(props) == amqp_replies.REPLY_TO:
-            props = amqp_replies.renamed(channel, props)
+        if props[0] & _REPLY_TO and properties.reply_to(props) == replies.REPLY_TO:
+            props = replies.renamed(channel, props)
         if channel.tx is not None:
             self._in_transaction(target, props, body, copies)
             return
@@ -216,23 +216,21 @@ class Publisher:
         expires_ms: i64 = 0
         if self._props_ttl_ms >= 0:
             expires_ms = self._shard.wall_ms + self._props_ttl_ms
-        message = self._shard.message(
-            target.tenant, way, props, body, self._props_priority, expires_ms, self._props_flags
+        message = new_message(
+            self._shard, target.tenant, way, props, body, self._props_priority, expires_ms, self._props_flags
         )
-        self._published(target, message, self._shard.post(target.tenant, way, message, 0))
+        self._published(target, way, message, post(self._shard, target.tenant, way, message, 0, EACH))
 
     def _in_transaction(self, target: Target, props: bytes, body: bytes, copies: list[str]) -> None:
         tx = target.channel.tx
         assert tx is not None
-        exchange = target.way.exchange
         publish = Publish(
-            exchange.name,
+            target.way.exchange.name,
             target.way.route.key,
             props,
             body,
             self._props_priority,
             persistent=self._props_flags != 0,
-            dedup_key=dedup_key_of(props) if exchange.dedup else "",
             copies=copies,
         )
         if target.reply:
@@ -244,9 +242,9 @@ class Publisher:
         """An answer goes to the channel that asked, if it is still there."""
         channel = target.channel
         route = target.way.route
-        asker = amqp_replies.find(self.connection, route.key)
+        asker = replies.find(self.connection, route.key)
         if asker is not None:
-            amqp_replies.deliver(asker, route.key, props, body)
+            replies.deliver(asker, route.key, props, body)
         elif target.mandatory:
             self._return(channel, route, props, body)
         if channel.confirming:
@@ -409,7 +407,7 @@ def publish_target(channel: Channel, frame: bytes) -> Target:
         raise Fault(403, f"cannot publish to internal exchange '{name}' in vhost '{vhost}'")
     tenant = tenant_of(channel)
     target = Target(channel, tenant, tenant.way(exchange, key), bits & 1 != 0)
-    target.reply = not name and key.startswith(amqp_replies.PREFIX)
+    target.reply = not name and key.startswith(replies.PREFIX)
     return target
 
 

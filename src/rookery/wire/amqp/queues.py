@@ -8,10 +8,10 @@ from mypy_extensions import i32, i64
 
 from rookery.core.queue import Queue
 from rookery.errors import Conflict, InUse, InvalidName, Locked, NotEmpty, NotFound
-from rookery.wire import amqp_replies, amqp_streams
-from rookery.wire.amqp_arguments import Typed, check_same_queue, queue_settings
-from rookery.wire.amqp_channel import Channel
-from rookery.wire.amqp_codec import (
+from rookery.wire.amqp import replies, streams
+from rookery.wire.amqp.arguments import Typed, check_same_queue, queue_settings
+from rookery.wire.amqp.channel import Channel
+from rookery.wire.amqp.codec import (
     QUEUE_BIND,
     QUEUE_BIND_OK,
     QUEUE_DECLARE,
@@ -29,8 +29,8 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_short_string,
 )
-from rookery.wire.amqp_exchanges import check_binding
-from rookery.wire.amqp_names import (
+from rookery.wire.amqp.exchanges import check_binding
+from rookery.wire.amqp.names import (
     RESERVED,
     find_exchange,
     find_queue,
@@ -69,14 +69,14 @@ def _declare(channel: Channel, arguments: Arguments) -> None:
     name = arguments.short_string()
     bits = arguments.octet()
     table = arguments.typed_table()
-    if amqp_replies.is_reply_name(name):
-        if not amqp_replies.is_there(channel.connection, name):
+    if replies.is_reply_name(name):
+        if not replies.is_there(channel.connection, name):
             raise no_queue(channel, name)
         _declared(channel, name, 0, 1, bits)
         return
     stream = tenant_of(channel).streams.get(name)
-    if not bits & 1 and (stream is not None or amqp_streams.asks_for_stream(table)):
-        stream = amqp_streams.declare(channel, name or server_named(channel), bits, table)
+    if not bits & 1 and (stream is not None or streams.asks_for_stream(table)):
+        stream = streams.declare(channel, name or server_named(channel), bits, table)
     if stream is not None:
         consumers = sum(len(partition.followers) for partition in stream.partitions)
         _declared(channel, stream.name, stream.records(), consumers, bits)
@@ -217,7 +217,7 @@ def _delete(channel: Channel, arguments: Arguments) -> None:
     where = f"queue '{name}' in vhost '{channel.connection.vhost}'"
     stream = tenant_of(channel).streams.get(name)
     if stream is not None:
-        amqp_streams.delete(channel, stream, bits & 1 != 0)
+        streams.delete(channel, stream, bits & 1 != 0)
         if not bits & 4:
             put_counted(channel, QUEUE_DELETE_OK, 0)
         return

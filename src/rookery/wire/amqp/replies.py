@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i32, u8
 
-from rookery import properties
-from rookery._bytes import write_i64_be
-from rookery.wire.amqp_channel import Channel
-from rookery.wire.amqp_codec import (
+from rookery.format import properties
+from rookery.format.bytes import write_i64_be
+from rookery.wire.amqp.channel import Channel
+from rookery.wire.amqp.codec import (
     BASIC_DELIVER,
     Fault,
     begin_method,
@@ -24,7 +24,7 @@ from rookery.wire.amqp_codec import (
 )
 
 if TYPE_CHECKING:
-    from rookery.wire.amqp import AmqpConnection
+    from rookery.wire.amqp.connection import AmqpConnection
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREFIX: Final = REPLY_TO + "."

@@ -15,10 +15,10 @@ from rookery.core import streams
 from rookery.core.feeds import Feed
 from rookery.core.stream import Partition, Stream
 from rookery.errors import Conflict, InUse, InvalidName
-from rookery.wire.amqp_arguments import INTEGERS, TYPES, Typed, check_same_field
-from rookery.wire.amqp_channel import AmqpConsumer, Channel
-from rookery.wire.amqp_codec import Fault
-from rookery.wire.amqp_names import require, tenant_of
+from rookery.wire.amqp.arguments import INTEGERS, TYPES, Typed, check_same_field
+from rookery.wire.amqp.channel import AmqpConsumer, Channel
+from rookery.wire.amqp.codec import Fault
+from rookery.wire.amqp.names import require, tenant_of
 
 _UNITS_MS: Final = {
     "Y": 365 * 86_400_000,

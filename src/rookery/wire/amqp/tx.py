@@ -12,13 +12,14 @@ from mypy_extensions import i32, i64
 
 from rookery.core import transactions
 from rookery.core.entries import Lease
+from rookery.core.publishing import Publish
 from rookery.core.topology import Tenant
-from rookery.core.transactions import Publish, Settle, Transaction
+from rookery.core.transactions import Settle, Transaction
 from rookery.errors import RookeryError
-from rookery.model import NEVER, Route
-from rookery.wire import amqp_replies
-from rookery.wire.amqp_channel import ACK, REJECT, Channel, counts_returns
-from rookery.wire.amqp_codec import (
+from rookery.format.model import NEVER, Route
+from rookery.wire.amqp import replies
+from rookery.wire.amqp.channel import ACK, REJECT, Channel, counts_returns
+from rookery.wire.amqp.codec import (
     TX_COMMIT,
     TX_COMMIT_OK,
     TX_ROLLBACK,
@@ -29,7 +30,7 @@ from rookery.wire.amqp_codec import (
     put_method,
     put_return,
 )
-from rookery.wire.amqp_names import not_implemented, tenant_of
+from rookery.wire.amqp.names import not_implemented, tenant_of
 
 
 def call(channel: Channel, method: i32) -> None:
@@ -111,9 +112,9 @@ class Tx:
             raise Fault(406, f"the transaction was not done: {error}") from None
         channel = self.channel
         for reply in self._replies:
-            asker = amqp_replies.find(channel.connection, reply.key)
+            asker = replies.find(channel.connection, reply.key)
             if asker is not None:
-                amqp_replies.deliver(asker, reply.key, reply.props, reply.body)
+                replies.deliver(asker, reply.key, reply.props, reply.body)
         for publish in unroutable:
             route = Route(publish.exchange, publish.key)
             put_return(channel.out, channel.number, channel.connection.payload_max, route, publish.props, publish.body)
@@ -128,7 +129,7 @@ class Tx:
 
     def _reaches_nobody(self, publish: Publish) -> bool:
         if publish in self._replies:
-            return amqp_replies.find(self.channel.connection, publish.key) is None
+            return replies.find(self.channel.connection, publish.key) is None
         way = publish.way(self.tenant)
         return not way.queues and not way.streams
 

@@ -18,36 +18,41 @@ from urllib.parse import unquote
 
 import msgspec
 
-from rookery import properties
 from rookery.core.parking import GROUP_HEADER
-from rookery.core.staging import DUE_HEADER, Row
+from rookery.core.publishing import Append, Publish
+from rookery.core.staging import Row, row_of
 from rookery.core.stream import KEY_HEADER
-from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, UnsupportedMedia
-from rookery.properties import Properties, Timestamp
+from rookery.format import properties
+from rookery.format.properties import Properties, Timestamp
+from rookery.format.rendering import JSON, says_json
 from rookery.wire import packed
-from rookery.wire.api_shapes import Item, Plain
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import decode_json
-from rookery.wire.http_trace import trace_of
-from rookery.wire.rest import KEY_MAX_BYTES, times
+from rookery.wire.api.shapes import Item, Plain
+from rookery.wire.api.types import Sending
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import decode_json
+from rookery.wire.http.trace import trace_of
 
+KEY_MAX_BYTES: Final = 255
 BATCH_MAX: Final = 10_000
 """Messages of one request."""
 
-JSON: Final = "application/json"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 EVENT: Final = "application/cloudevents+json"
 EVENTS: Final = "application/cloudevents-batch+json"
-TYPES_MAX: Final = 1_000
 HEADER_PREFIX: Final = b"x-header-"
 EVENT_PREFIX: Final = "cloudEvents:"
 """Before the attributes of an event in the headers of its message, as in the AMQP binding of CloudEvents."""
 
-_UNSAID: Final = ("", "application/x-www-form-urlencoded")
+FORM: Final = "application/x-www-form-urlencoded"
+"""What clients say of a body when they were told nothing."""
+
+_UNSAID: Final = ("", FORM)
 _ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
-_types: Final[dict[str, bytes]] = {}
-_PLAIN: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
+_PLAIN: Final = properties.of_type(JSON)
+_all_of: Final[Any] = msgspec.structs.astuple
+_SAID_NOTHING: Final[tuple[object, ...]] = _all_of(Sending(message=msgspec.Raw()))[1:]
+"""What a publisher says who sends nothing but a message, which is the first of the fields."""
 
 
 Trace = Mapping[str, object]
@@ -82,19 +87,22 @@ class Outgoing:
             mandatory,
         )
 
+    def append(self, stream: str) -> Append:
+        """The same as a record, with the stream's name as its routing key unless it has one."""
+        return Append(
+            stream if self.routing_key is None else self.routing_key,
+            self.props,
+            self.body,
+            self.priority,
+            self.expires_ms,
+            self.due_ms,
+            self.dedup_key,
+            self.partition,
+        )
+
     def row(self, key: str, is_for_stream: bool) -> Row:
         """The same to be staged."""
-        props = self.props
-        if self.dedup_key:
-            raise InvalidArgument(
-                "staged rows are written once by their commit, without keys of their own", argument="idempotency_key"
-            )
-        if self.due_ms:
-            if is_for_stream:
-                raise InvalidArgument("records of a stream have no delay", argument="delay_ms")
-            props = properties.with_headers(props, {DUE_HEADER: self.due_ms})
-        routing_key = key if self.routing_key is None else self.routing_key
-        return Row(routing_key, props, self.body, self.priority, self.expires_ms, self.partition)
+        return row_of(self.append(key), is_for_stream)
 
 
 _plain: Final[Any] = msgspec.json.Decoder(list[Plain])
@@ -106,13 +114,50 @@ _events: Final[Any] = msgspec.json.Decoder(list[dict[str, Any]])
 _any: Final[Any] = msgspec.json.Decoder()
 
 
+def pack(said: Sending, exchange: str, key: str, now_ms: int) -> Publish:
+    """What a publisher said, for the core."""
+    body = bytes(said.message)
+    if _all_of(said)[1:] == _SAID_NOTHING:
+        return Publish(exchange, key, _PLAIN, body)
+    due_ms, expires_ms = times(said, now_ms)
+    dedup_key = said.idempotency_key or ""
+    check_dedup_key(dedup_key)
+    return Publish(
+        exchange,
+        key,
+        property_list(said, {}, JSON),
+        body,
+        said.priority,
+        expires_ms,
+        due_ms,
+        said.persistent,
+        dedup_key,
+    )
+
+
+def times(said: Sending, now_ms: int) -> tuple[int, int]:
+    """When a message is due and when it expires, 0 for now and never."""
+    due_ms = 0
+    deliver_at, delay_ms, ttl_ms = said.deliver_at, said.delay_ms, said.ttl_ms
+    if deliver_at is not None:
+        if delay_ms is not None:
+            raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
+        due_ms = deliver_at
+    elif delay_ms is not None:
+        due_ms = now_ms + delay_ms
+    if ttl_ms is None:
+        return due_ms, 0
+    return due_ms, max(now_ms, due_ms) + ttl_ms
+
+
 def outgoing(item: Item, now_ms: int, trace: Trace) -> Outgoing:
     """The message that a request speaks of."""
     dedup_key = item.idempotency_key or ""
-    if len(dedup_key.encode()) > KEY_MAX_BYTES:
-        raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
+    check_dedup_key(dedup_key)
     check_routing_key(item.routing_key or "")
-    made = Outgoing(_properties(item, trace), _body(item))
+    kind = item.content_type or (None if item.message_base64 is not None else JSON)
+    props = property_list(item, trace, kind, item.key, item.message_id or None, item.timestamp_ms)
+    made = Outgoing(props, _body(item))
     made.due_ms, made.expires_ms = times(item, now_ms)
     made.priority = item.priority
     made.persistent = item.persistent
@@ -130,30 +175,45 @@ def _body(item: Item) -> bytes:
         return from_base64(item.message_base64, "message_base64")
     if not raw:
         raise InvalidArgument("a message has message or message_base64", argument="message")
-    if item.content_type is not None and raw.startswith(b'"') and not is_json(item.content_type):
+    if item.content_type is not None and raw.startswith(b'"') and not says_json(item.content_type):
         return str(_decode(_any.decode, raw)).encode()
     return raw
 
 
-def _properties(item: Item, trace: Trace) -> bytes:
-    headers: dict[str, object] = {**trace, **(item.headers or {})}
-    if item.key is not None:
-        headers[KEY_HEADER] = item.key
-    if item.group:
-        headers[GROUP_HEADER] = item.group
-    return encoded(
-        Properties(
-            content_type=item.content_type or (None if item.message_base64 is not None else JSON),
-            headers=headers or None,
-            delivery_mode=2 if item.persistent else 1,
-            priority=item.priority if 0 < item.priority < 256 else None,
-            correlation_id=item.correlation_id,
-            reply_to=item.reply_to,
-            message_id=item.message_id or None,
-            timestamp=None if item.timestamp_ms is None else item.timestamp_ms // 1000,
-            type=item.type,
-        )
+def property_list(
+    said: Sending,
+    trace: Trace,
+    content_type: str | None,
+    key: str | None = None,
+    message_id: str | None = None,
+    timestamp_ms: int | None = None,
+) -> bytes:
+    """The property list of what a publisher says of a message in JSON or in a query. Nothing else makes one of them."""
+    headers: dict[str, object] = {**trace, **(said.headers or {})}
+    if key is not None:
+        headers[KEY_HEADER] = key
+    if said.group:
+        headers[GROUP_HEADER] = said.group
+    correlation_id, reply_to, kind = said.correlation_id, said.reply_to, said.type
+    typed_only = correlation_id is None and reply_to is None and kind is None and said.persistent and not said.priority
+    if typed_only and not headers and message_id is None and timestamp_ms is None:
+        return properties.of_type(content_type)
+    return properties.of_fields(
+        content_type,
+        headers,
+        said.persistent,
+        said.priority,
+        correlation_id,
+        reply_to,
+        message_id,
+        timestamp_ms,
+        kind,
     )
+
+
+def check_dedup_key(key: str) -> None:
+    if len(key.encode()) > KEY_MAX_BYTES:
+        raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
 
 
 class Bodies:
@@ -280,7 +340,7 @@ def _as_it_is(call: Call, body: bytes, kind: str, now_ms: int, trace: Trace, sai
             headers[name[len(HEADER_PREFIX) :].decode("latin-1")] = call.header(name)
     content_type = None if kind in _UNSAID else call.header(b"content-type")[:255]
     if said is None and not headers and not trace:
-        return Outgoing(_typed(content_type or ""), body)
+        return Outgoing(properties.of_type(content_type), body)
     item = said or Item()
     item.headers = headers or None
     item.content_type = content_type
@@ -288,18 +348,8 @@ def _as_it_is(call: Call, body: bytes, kind: str, now_ms: int, trace: Trace, sai
     made = outgoing(item, now_ms, trace)
     made.body = body
     if content_type is None:
-        made.props = encoded(_without_type(made.props))
+        made.props = properties.encode_named(_without_type(made.props))
     return made
-
-
-def _typed(kind: str) -> bytes:
-    """The property list of a body of which nothing but its content type is known."""
-    props = _types.get(kind)
-    if props is None:
-        props = encoded(Properties(content_type=kind or None, delivery_mode=2))
-        if len(_types) < TYPES_MAX:
-            _types[kind] = props
-    return props
 
 
 def _without_type(props: bytes) -> Properties:
@@ -320,16 +370,6 @@ def _decode(decode: Callable[[bytes], Any], body: bytes) -> Any:
     return decode_json(decode, body)
 
 
-def encoded(found: Properties) -> bytes:
-    """A property list, or an error that names the field as requests call it."""
-    try:
-        return properties.encode(found)
-    except InvalidArgument as error:
-        if error.argument not in ("content_type", "correlation_id", "reply_to", "type", "message_id"):
-            error.argument = "headers"
-        raise
-
-
 def check_routing_key(key: str) -> None:
     if len(key.encode()) > KEY_MAX_BYTES:
         raise InvalidArgument(f"routing_key is longer than {KEY_MAX_BYTES} bytes", argument="routing_key")
@@ -340,11 +380,6 @@ def from_base64(text: str, argument: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(f"{argument} is not base64", argument=argument) from None
-
-
-def is_json(kind: str) -> bool:
-    kind = kind.partition(";")[0].strip().lower()
-    return kind == JSON or kind.endswith("+json")
 
 
 # CloudEvents
@@ -373,7 +408,7 @@ def _structured_event(event: dict[str, Any], trace: Trace) -> Outgoing:
     if "data" not in event:
         return _event_message(attributes, b"", trace)
     kind = attributes.setdefault("datacontenttype", JSON)
-    if isinstance(kind, str) and isinstance(data, str) and not is_json(kind):
+    if isinstance(kind, str) and isinstance(data, str) and not says_json(kind):
         return _event_message(attributes, data.encode(), trace)
     return _event_message(attributes, msgspec.json.encode(data), trace)
 
@@ -406,7 +441,7 @@ def _event_message(attributes: dict[str, Any], body: bytes, trace: Trace) -> Out
         made.message_id = attributes["id"]
     if len(attributes["type"].encode()) <= 255:
         made.type = attributes["type"]
-    return Outgoing(encoded(made), body)
+    return Outgoing(properties.encode_named(made), body)
 
 
 def _event_time(attributes: dict[str, Any]) -> Timestamp | None:

@@ -16,12 +16,12 @@ from rookery.core.staging import Row
 from rookery.core.stream import Partition, Stream
 from rookery.core.topology import Tenant
 from rookery.errors import AccessRefused, InvalidArgument, StreamNotFound
-from rookery.model import Message
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Router
+from rookery.format.model import Message
+from rookery.wire.api.rest import Rest
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import LATER, Router
 from rookery.wire.packed import DONE as DONE_NAME
 from rookery.wire.packed import KEY
-from rookery.wire.rest import Rest
 from rookery.wire.turn import Face
 
 Result = TypeVar("Result")
@@ -32,6 +32,10 @@ ARROW = b"application/vnd.apache.arrow.stream"
 KEY_HEADER: Final = KEY.lower().encode()
 DONE: Final = DONE_NAME.lower().encode()
 KEY_MAX: Final = 128
+
+LIST_STEPS: Final = 1_000
+SHOW_STEPS: Final = 10
+"""How much of a list is made in one turn: so many names are looked at, of which each that is shown counts as ten."""
 
 
 class RangeReading(Protocol):
@@ -180,6 +184,40 @@ class Api:
         """
         steps = _Steps(self, call, work, count, then)
         return then() if steps.step() else steps.go_on()
+
+    def page(
+        self,
+        call: Call,
+        names: list[str],
+        ask: tuple[str, str, int],
+        show: Callable[[str], Result | None],
+        answer: Callable[[list[Result], str | None], object],
+    ) -> object:
+        """Answer with a page of what the caller may read, in steps: matching names can be slow, and there can be many.
+
+        `ask` has the prefix, the name before the page, and how many. `show` gives None for what is gone by then.
+        """
+        prefix, after, limit = ask
+        principal: Principal = call.principal
+        found: list[str] = []
+        shown: list[Result] = []
+
+        def work() -> Iterator[None]:
+            for name in names:
+                if name > after and name.startswith(prefix) and principal.may("read", name):
+                    found.append(name)
+                yield
+            found.sort()
+            for name in found[:limit]:
+                one = show(name)
+                if one is not None:
+                    shown.append(one)
+                for _ in range(SHOW_STEPS):
+                    yield
+
+        return self.in_steps(
+            call, work(), LIST_STEPS, lambda: answer(shown, found[limit - 1] if len(found) > limit else None)
+        )
 
 
 class _Steps:

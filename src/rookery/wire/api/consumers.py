@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Final
 
 import msgspec
 
@@ -12,12 +12,16 @@ from rookery.core.access import Principal
 from rookery.core.consumers import Mailbox, Subscription
 from rookery.core.queue import Queue
 from rookery.errors import Conflict, NotFound
-from rookery.model import NEVER
-from rookery.wire.api import Api
-from rookery.wire.api_queues import Deleted
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
-from rookery.wire.rest_types import Many
+from rookery.format.model import NEVER
+from rookery.wire.api.broker import Api
+from rookery.wire.api.shapes import Deleted
+from rookery.wire.api.types import Many
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Router
+from rookery.wire.turn import Peer
+
+UNCONNECTED: Final = "http"
+"""The protocol that is shown for consumers without a connection of their own: webhooks, and readers that come back."""
 
 
 class ConsumerShown(msgspec.Struct):
@@ -78,16 +82,15 @@ def _consumers(queues: list[Queue]) -> Iterator[Subscription]:
 
 
 def _shown(consumer: Subscription) -> ConsumerShown:
-    peer: Any = consumer
-    channel = getattr(peer, "channel", None)
-    connection = getattr(peer if channel is None else channel, "connection", None)
-    protocol = "amqp" if channel is not None else "line" if connection is not None else "http"
+    peer = consumer.peer()
+    connection = peer if isinstance(peer, Peer) else None
+    protocol = UNCONNECTED if connection is None else connection.protocol
     return ConsumerShown(
         id=f"{protocol}-{id(consumer):x}",
         queue=consumer.queue.name,
         name=consumer.name,
         protocol=protocol,
-        connection=None if connection is None else f"{protocol}-{id(connection):x}",
+        connection=None if connection is None else connection.label(),
         credit=None if int(consumer.limit) == NEVER else int(consumer.limit),
         leased=int(consumer.inflight),
         delivered=int(consumer.delivered),

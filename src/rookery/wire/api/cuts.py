@@ -8,14 +8,14 @@ import msgspec
 
 from rookery.core.cuts import CUT_MAX
 from rookery.core.entries import Lease
-from rookery.store.columns import check_columns
-from rookery.wire.api import ARROW, Api
-from rookery.wire.api_handling import Handling, packed_content, wants_packed
-from rookery.wire.api_records import pour, wants_arrow
-from rookery.wire.api_shapes import Leased
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Content, Router
-from rookery.wire.rest_types import Name
+from rookery.sealed.columns import check_columns
+from rookery.wire.api.broker import ARROW, Api
+from rookery.wire.api.handling import Handling, packed_content, wants_packed
+from rookery.wire.api.records import pour, wants_arrow
+from rookery.wire.api.shapes import Leased
+from rookery.wire.api.types import Name
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Content, Router
 
 CutNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 CutIndex = Annotated[int, msgspec.Meta(ge=0, le=CUT_MAX)]

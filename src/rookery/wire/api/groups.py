@@ -10,12 +10,12 @@ import msgspec
 from rookery.core import groups
 from rookery.core.groups import SESSION_MS, Group, Member
 from rookery.core.stream import Stream
-from rookery.wire.api import Api
-from rookery.wire.api_queues import Deleted
-from rookery.wire.api_streams import Offset, Start, Streams
-from rookery.wire.http_call import JSON, Call
-from rookery.wire.http_routes import Content, Router, encode_json
-from rookery.wire.rest_types import Name
+from rookery.wire.api.broker import Api
+from rookery.wire.api.shapes import Deleted
+from rookery.wire.api.streams import Start, Streams
+from rookery.wire.api.types import Name, Offset
+from rookery.wire.http.call import JSON, Call
+from rookery.wire.http.routes import Content, Router, encode_json
 
 STEP_ROWS: Final = 2_000
 """So many partitions of groups are shown in one turn."""

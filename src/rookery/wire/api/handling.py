@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from mypy_extensions import i64
 
-from rookery import properties
-from rookery._bytes import BytesWriter
 from rookery.core.entries import Entry, Lease
+from rookery.core.publishing import Batch, Publish, publish_all, publish_batch
 from rookery.core.queue import Queue
 from rookery.core.topology import Tenant
-from rookery.core.transactions import Batch, Publish, apply, publish_batch
 from rookery.errors import InvalidArgument, LeaseLost
-from rookery.rendering import legible, plain
+from rookery.format import properties
+from rookery.format.bytes import BytesWriter
+from rookery.format.rendering import content_of, headers_of, legible, plain
 from rookery.wire import packed
-from rookery.wire.api import KEY_HEADER, Api
-from rookery.wire.api_bodies import Bodies
-from rookery.wire.api_shapes import (
+from rookery.wire.api.bodies import Bodies
+from rookery.wire.api.broker import KEY_HEADER, Api
+from rookery.wire.api.rest import FACE, require
+from rookery.wire.api.shapes import (
     Claiming,
     Extended,
     ExtendMany,
@@ -29,12 +30,10 @@ from rookery.wire.api_shapes import (
     SettleMany,
     SettleOne,
 )
-from rookery.wire.http_call import JSON, Call
-from rookery.wire.http_routes import Answer, Content
-from rookery.wire.http_trace import answer_trace
+from rookery.wire.http.call import JSON, Call
+from rookery.wire.http.routes import Answer, Content
+from rookery.wire.http.trace import answer_trace
 from rookery.wire.packed import KEY, PACKED, PackedMessage
-from rookery.wire.rest import content_of, headers_of, require
-from rookery.wire.rest_pulling import FACE
 
 
 class Handling:
@@ -61,19 +60,24 @@ class Handling:
             return self._again(call, found, earlier)
         if found.bodies is not None and not mandatory and len(found.bodies) > 1:
             batch = Batch(exchange, key, found.props, found.bodies, 0)
-            first = publish_batch(self._shard, tenant, batch)
-            self._api.remember(call, exchange, key, first)
+            last_id = int(self._shard.last_id)
+            numbers = publish_batch(self._shard, tenant, batch)
+            self._api.remember(call, exchange, key, numbers[0])
             call.lasting()
-            count = len(found.bodies)
-            return Answer(201, self._numbered(first, count) if ids else SentAll(count))
-        publishes: list[Any] = [each.publish(exchange, key, mandatory) for each in found.all()]
-        if len(publishes) == 1 and not mandatory:
+            count = len(numbers)
+            if ids and numbers[-1] - numbers[0] != count - 1:
+                # some are repeats of others
+                publishes = [each.publish(exchange, key, mandatory) for each in found.all()]
+                return Answer(201, SentAll(count, self.sent(publishes, numbers, last_id)))
+            return Answer(201, self._numbered(numbers[0], count) if ids else SentAll(count))
+        publishes = [each.publish(exchange, key, mandatory) for each in found.all()]
+        if len(publishes) == 1:
             return self._publish_one(call, tenant, publishes[0], found.single)
         keyed = sum(1 for each in publishes if each.dedup_key)
         if 0 < keyed < len(publishes) and KEY_HEADER in call.headers:
             raise InvalidArgument("all messages of a request have a key of their own, or none has", argument=KEY)
         last_id = int(self._shard.last_id)
-        numbers = apply(self._shard, tenant, publishes)
+        numbers = publish_all(self._shard, tenant, publishes)
         if not keyed:
             self._api.remember(call, exchange, key, numbers[0])
         call.lasting()
@@ -115,7 +119,7 @@ class Handling:
         ]
         return Answer(200, sent[0] if found.single else SentAll(len(sent), sent))
 
-    def sent(self, publishes: list[Publish], numbers: list[int], last_id: int) -> list[Sent]:
+    def sent(self, publishes: list[Publish], numbers: Sequence[int], last_id: int) -> list[Sent]:
         """What became of publishes that were done together, when `last_id` was the number of the last message."""
         ids = self._shard.ids
         seen: set[int] = set()

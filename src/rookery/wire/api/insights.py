@@ -9,11 +9,11 @@ import msgspec
 
 from rookery.core.access import Principal
 from rookery.errors import AccessRefused
-from rookery.store.insights import GOLD, ROWS_MAX, gold_rows
-from rookery.wire.api import Api
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
-from rookery.wire.rest_types import Name
+from rookery.lake.insights import GOLD, ROWS_MAX, gold_rows
+from rookery.wire.api.broker import Api
+from rookery.wire.api.types import Name
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Router
 
 Rows = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
 Grain = Literal["minute", "hour", "day"]

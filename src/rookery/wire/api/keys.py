@@ -1,6 +1,6 @@
 """API keys over HTTP: make, list and revoke them, and the rule about who may make one without a credential.
 
-`local` is a program of this machine that speaks for itself (`http_auth.is_local`); it makes new tenants, and keys of an
+`local` is a program of this machine that speaks for itself (`http.auth.is_local`); it makes new tenants, and keys of an
 existing one with a full-rights credential of that tenant. Whoever makes a key without an admin credential gets one
 without the admin right, and none for the default tenant or the system's. A key never grants more than its maker has.
 """
@@ -15,11 +15,11 @@ from rookery.core import rights
 from rookery.core.access import DEFAULT_TENANT, FULL, ApiKey, IssuedKey, Principal, Rights
 from rookery.core.topology import check_name
 from rookery.errors import AccessRefused, InvalidArgument, NotFound, Unauthenticated
-from rookery.wire.http_auth import MISSING, is_local, refuse_other_sites
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
-from rookery.wire.rest import Rest
-from rookery.wire.rest_types import Name, Regex
+from rookery.wire.api.rest import Rest
+from rookery.wire.api.types import Name, Regex
+from rookery.wire.http.auth import MISSING, is_local, refuse_other_sites
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Router
 
 SYSTEM_TENANT: Final = "rookery"
 

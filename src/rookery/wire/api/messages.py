@@ -1,40 +1,25 @@
-"""Messages of queues and exchanges, many at a time: publish, claim, settle, extend."""
+"""Messages of queues and exchanges, many at a time: publish them, and look at those of a queue."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+
+from rookery.core.entries import Entry, by_seq
+from rookery.core.queue import Queue
 from rookery.errors import InvalidArgument
-from rookery.wire import api_bodies
-from rookery.wire.api import Api
-from rookery.wire.api_bodies import EVENT, EVENTS, JSON, LINES, check_routing_key
-from rookery.wire.api_handling import Handling
-from rookery.wire.api_shapes import (
-    Claiming,
-    Extended,
-    ExtendMany,
-    Item,
-    LeasedAll,
-    Sent,
-    SentAll,
-    SettledAll,
-    SettleMany,
-)
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer, Router
+from rookery.format.rendering import JSON
+from rookery.wire.api import bodies
+from rookery.wire.api.bodies import EVENT, EVENTS, LINES, check_routing_key
+from rookery.wire.api.broker import Api
+from rookery.wire.api.handling import Handling, packed_content, wants_packed
+from rookery.wire.api.rest import FACE, refuse_internal
+from rookery.wire.api.shapes import PACKED_MAX, SHOWN_MAX, Item, Leased, Sent, SentAll
+from rookery.wire.api.types import CheckedShort, DedupKey, Duration, Lasting, Name, Priority, Short
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import CHECKED, Answer, Router
 from rookery.wire.packed import PACKED
-from rookery.wire.rest import refuse_internal
-from rookery.wire.rest_pulling import FACE
-from rookery.wire.rest_types import (
-    CheckedName,
-    CheckedShort,
-    DedupKey,
-    Duration,
-    Lasting,
-    Name,
-    Priority,
-    Short,
-)
 
 ACCEPTED: Final = {
     PACKED: bytes,
@@ -46,6 +31,20 @@ ACCEPTED: Final = {
 }
 """What bodies of publishes may be, for the OpenAPI document."""
 
+Page = Annotated[int, msgspec.Meta(ge=1, le=PACKED_MAX)]
+
+State = Literal["ready", "delayed", "leased"]
+
+Place = Annotated[str, msgspec.Meta(pattern=r"^(-?[0-9]{1,20}\.[0-9]{1,20})?$"), CHECKED]
+
+
+class Looked(msgspec.Struct):
+    """`count` is how many there are in all; `next` is what to ask for with `after` to go on, null at the end."""
+
+    count: int
+    messages: list[Leased]
+    next: str | None
+
 
 class Messages:
     """The routes."""
@@ -53,8 +52,6 @@ class Messages:
     def __init__(self, api: Api, handling: Handling) -> None:
         self._rest = api.rest
         self._handling = handling
-
-    # Publishing
 
     def publish_to_queue(
         self,
@@ -84,7 +81,7 @@ class Messages:
             said = _said(
                 priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
             )
-        found = api_bodies.read(call, body, int(self._rest.shard.wall_ms), said)
+        found = bodies.read(call, body, int(self._rest.shard.wall_ms), said)
         for index, each in enumerate(found.messages):
             if each.routing_key not in (None, name):
                 at = "routing_key" if found.single else f"[{index}].routing_key"
@@ -121,22 +118,31 @@ class Messages:
             said = _said(
                 priority, delay_ms, ttl_ms, message_id, correlation_id, reply_to, type, idempotency_key, persistent
             )
-        found = api_bodies.read(call, body, int(self._rest.shard.wall_ms), said)
+        found = bodies.read(call, body, int(self._rest.shard.wall_ms), said)
         return self._handling.publish(call, tenant, name, routing_key, found, ids, mandatory)
 
-    # Claiming and settling
-
-    def claim(self, call: Call, name: Name, body: Claiming | None = None) -> object:
-        """Lease messages of a queue, at once or when there are some."""
-        return self._handling.claim(call, name, body or Claiming())
-
-    def settle(self, call: Call, name: CheckedName, body: SettleMany) -> SettledAll:
-        """Settle many leases of a queue, each with its outcome."""
-        return self._handling.settle(call, name, body)
-
-    def extend(self, call: Call, name: CheckedName, body: ExtendMany) -> Extended:
-        """Let leases last so long from now."""
-        return self._handling.extend(call, name, body)
+    def look(self, call: Call, name: Name, state: State = "ready", limit: Page = 100, after: Place = "") -> object:
+        """Look at messages of a queue, in order, and leave them as they are."""
+        queue = self._rest.existing(call, name, "read")
+        if state == "ready":
+            count = int(queue.ready)
+            entries = queue.ready_entries(0 if after else limit + 1)
+        elif state == "delayed":
+            count = int(queue.delayed)
+            entries = sorted(queue.delayed_entries(), key=lambda entry: (int(entry.due_ms), int(entry.seq)))
+        else:
+            count, entries = int(queue.leased), sorted((lease.entry for lease in queue.leases()), key=by_seq)
+        if after:
+            major, _, minor = after.partition(".")
+            behind = (int(major), int(minor))
+            entries = [entry for entry in entries if _place(queue, state, entry) > behind]
+        if wants_packed(call):
+            return packed_content([self._handling.pack(entry, int(entry.attempts)) for entry in entries[:limit]])
+        chosen = entries[: min(limit, SHOWN_MAX)]
+        following = None
+        if len(entries) > len(chosen):
+            following = "{}.{}".format(*_place(queue, state, chosen[-1]))
+        return Looked(count, [self._handling.show(entry, int(entry.attempts)) for entry in chosen], following)
 
 
 def _said(
@@ -164,8 +170,17 @@ def _said(
     )
 
 
-def add_routes(router: Router, api: Api) -> Handling:
-    handling = Handling(api)
+def _place(queue: Queue, state: State, entry: Entry) -> tuple[int, int]:
+    """Where an entry stands among those of its state: its place, which no other has."""
+    first = 0
+    if state == "delayed":
+        first = int(entry.due_ms)
+    elif state == "ready" and queue.ordered:
+        first = -int(min(entry.message.priority, queue.priority_max))
+    return first, int(entry.seq)
+
+
+def add_routes(router: Router, api: Api, handling: Handling) -> None:
     messages = Messages(api, handling)
     queue = "/api/v1/queues/{name}"
     sent = (Sent, SentAll)
@@ -188,7 +203,4 @@ def add_routes(router: Router, api: Api) -> Handling:
         tag=tag,
         accepts=ACCEPTED,
     )
-    router.add("POST", f"{queue}/claim", messages.claim, {200: (LeasedAll, bytes)}, "queue.claim", tag=tag)
-    router.add("POST", f"{queue}/settle", messages.settle, {200: SettledAll}, "queue.settle", tag=tag)
-    router.add("POST", f"{queue}/extend", messages.extend, {200: Extended}, "queue.settle", tag=tag)
-    return handling
+    router.add("GET", f"{queue}/messages", messages.look, {200: (Looked, bytes)}, "queue.peek", tag=tag)

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from rookery.store.pipelines import Place, Status, statuses
-from rookery.wire.api import Api
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
-from rookery.wire.rest_types import Name
+from rookery.lake.pipelines import Place, Status, statuses
+from rookery.wire.api.broker import Api
+from rookery.wire.api.types import Name
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Router
 
 
 class PipelineList(msgspec.Struct):

@@ -13,12 +13,11 @@ import msgspec
 from rookery.core import rights, streams
 from rookery.core.stream import Partition
 from rookery.errors import InvalidArgument, NotFound
-from rookery.wire.api import Api
-from rookery.wire.api_shapes import PartitionIndex
-from rookery.wire.api_streams import Offset
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Router
-from rookery.wire.rest_types import Name
+from rookery.wire.api.broker import Api
+from rookery.wire.api.shapes import PartitionIndex
+from rookery.wire.api.types import Name, Offset
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Router
 
 LEASE_MS: Final = 60_000
 

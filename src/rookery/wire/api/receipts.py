@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rookery import properties
 from rookery.core import rights
 from rookery.core.keeping import TOPICS
 from rookery.core.receipts import ACK_ID_HEADER, ACK_TIMEOUT_HEADER, TIMEOUT_MS
 from rookery.errors import InvalidArgument
-from rookery.wire import api_bodies
-from rookery.wire.api import Api
-from rookery.wire.api_messages import ACCEPTED
-from rookery.wire.api_shapes import Sent
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import CHECKED, Answer, Router
+from rookery.format import properties
+from rookery.wire.api import bodies
+from rookery.wire.api.broker import Api
+from rookery.wire.api.messages import ACCEPTED
+from rookery.wire.api.shapes import Sent
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import CHECKED, Answer, Router
 from rookery.wire.packed import TIME_MAX_MS
 
 Topic = Annotated[str, msgspec.Meta(min_length=1, max_length=255), CHECKED]
@@ -57,7 +57,7 @@ class ReceiptRoutes:
         """
         rights.require(call.principal, "receipt.publish", "exchange", TOPICS)
         tenant = self._rest.tenant(call)
-        found = api_bodies.read(call, body, int(self._rest.shard.wall_ms)).all()
+        found = bodies.read(call, body, int(self._rest.shard.wall_ms)).all()
         if len(found) != 1:
             raise InvalidArgument("a receipt is of one message", argument="body")
         p = found[0].publish(TOPICS, topic, mandatory)

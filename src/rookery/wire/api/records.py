@@ -6,30 +6,27 @@ range is made of is kept until it is sent, or its peer is gone.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from rookery import properties
 from rookery.core import streams
 from rookery.core.routing import matcher
 from rookery.core.stream import KEY_HEADER, Follower, Partition
 from rookery.errors import InvalidArgument
-from rookery.model import Message, Route
-from rookery.rendering import legible, plain, plain_table, printed
-from rookery.store.columns import check_columns
-from rookery.store.records import RecordView, read_message
-from rookery.wire.api import ARROW, Api
-from rookery.wire.api_bodies import is_json
-from rookery.wire.api_handling import packed_content, wants_packed
-from rookery.wire.api_shapes import PartitionIndex
-from rookery.wire.api_streams import Offset
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Content, Router, encode_json
+from rookery.format import properties
+from rookery.format.model import Message, Route
+from rookery.format.records import RecordView, read_message
+from rookery.format.rendering import body_as_json, legible, plain, plain_table, printed
+from rookery.sealed.columns import check_columns
+from rookery.wire.api.broker import ARROW, Api
+from rookery.wire.api.handling import packed_content, wants_packed
+from rookery.wire.api.shapes import PartitionIndex
+from rookery.wire.api.types import CheckedShort, Name, Offset, WaitSeconds
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import LATER, Content, Router, encode_json
 from rookery.wire.packed import PackedMessage, PackedPage, PackedRecord
-from rookery.wire.rest_types import CheckedShort, Name, WaitSeconds
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 4 << 20
@@ -39,8 +36,6 @@ ROWS_AT_ONCE: Final = 100
 """So few records are made into JSON in the turn: a thread would take longer."""
 
 RecordCount = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
-
-_decode = msgspec.json.Decoder().decode
 
 
 class RecordPage(msgspec.Struct):
@@ -288,17 +283,11 @@ def message_row(message: Message, uuid: Callable[[int], str]) -> dict[str, Any]:
 
 
 def _put(row: dict[str, Any], name: str, data: bytes, kind: str) -> None:
-    if is_json(kind):
-        try:
-            _decode(data)
-            row[name] = msgspec.Raw(data)
-            return
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-    try:
-        row[name] = data.decode()
-    except UnicodeDecodeError:
-        row[f"{name}_base64"] = base64.b64encode(data).decode()
+    value, coded = body_as_json(data, kind)
+    if coded is None:
+        row[name] = value
+    else:
+        row[f"{name}_base64"] = coded
 
 
 def wants_arrow(call: Call) -> bool:

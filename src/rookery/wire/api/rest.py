@@ -4,50 +4,36 @@ and messages as JSON.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from rookery import properties
+from rookery.core import publishing
 from rookery.core.access import Access, Principal
 from rookery.core.entries import Lease
-from rookery.core.parking import GROUP_HEADER
 from rookery.core.policy import FACES
+from rookery.core.publishing import Publish
 from rookery.core.queue import Queue
 from rookery.core.shard import Shard
 from rookery.core.topology import Exchange, Tenant
-from rookery.core.transactions import Publish, apply
 from rookery.errors import (
     AccessRefused,
     InvalidArgument,
     LeaseLost,
     MemoryLimitExceeded,
-    QueueFull,
     QueueNotFound,
     StoreFull,
 )
-from rookery.model import PERSISTENT, Message, check_numbers
-from rookery.properties import Properties
-from rookery.rendering import plain_table
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Router, rendered
-from rookery.wire.rest_types import RestOptions, Sending
+from rookery.format import properties
+from rookery.format.model import Message
+from rookery.wire.api.types import RestOptions
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import LATER, Router, rendered
 from rookery.wire.turn import FULL, NO_DISK, Turn
 
-JSON: Final = "application/json"
-KEY_MAX_BYTES: Final = 255
+FACE: Final = "http"
+"""Whose defaults a queue has that comes into being here."""
 
 _ALL: Final = ".*"
-_JSON_PROPS: Final = properties.encode(Properties(content_type=JSON, delivery_mode=2))
-_all_of: Final[Any] = msgspec.structs.astuple
-_UNSAID: Final[tuple[object, ...]] = _all_of(Sending(message=msgspec.Raw()))[1:]
-"""What a publisher says who sends nothing but a message, which is the first of the fields."""
-_skim: Final[Any] = msgspec.json.Decoder(msgspec.Raw).decode
-"""Reads all of a JSON text and makes nothing of it. It refuses what is nested too deeply to be read, as every decoder
-here does, but does not look whether strings are UTF-8.
-"""
 
 
 class Rest:
@@ -77,6 +63,15 @@ class Rest:
             require(call.principal, "configure", name)
             queue = self.declare(tenant, name, {}, face)[0]
         else:
+            tenant.check_owner(queue, None)
+        return queue
+
+    def found(self, call: Call, name: str, action: str) -> Queue | None:
+        """The queue of that name, None if there is none: to look at a queue does not make it."""
+        require(call.principal, action, name)
+        tenant = self.tenant(call)
+        queue = tenant.queues.get(name)
+        if queue is not None:
             tenant.check_owner(queue, None)
         return queue
 
@@ -117,21 +112,8 @@ class Rest:
 
     def publish(self, tenant: Tenant, p: Publish) -> tuple[int, bool]:
         """Hand a publish to the core: the number of its message, and whether a dedup key made it a repeat."""
-        shard = self.shard
         self.check_room()
-        way = tenant.way(tenant.exchange(p.exchange), p.key)
-        if len(way.queues) > 1 or way.by_headers or p.dedup_key:
-            # several queues take it or none does
-            last_id = shard.last_id
-            number = apply(shard, tenant, [p])[0]
-            return number, number <= last_id
-        if p.priority or p.expires_ms or p.due_ms:
-            check_numbers(p.priority, p.expires_ms, p.due_ms)
-        flags = PERSISTENT if p.persistent else 0
-        message = shard.message(tenant, way, p.props, p.body, p.priority, p.expires_ms, flags)
-        if shard.post(tenant, way, message, p.due_ms) < 0:
-            raise QueueFull(f"queue {way.queues[0].name!r} is full", argument="queue")
-        return message.id, False
+        return publishing.publish(self.shard, tenant, p)
 
     # Claiming
 
@@ -275,84 +257,3 @@ def refuse_internal(exchange: Exchange) -> None:
     """Raise for an exchange to which only exchanges publish."""
     if exchange.internal:
         raise InvalidArgument(f"exchange {exchange.name!r} is internal", argument="exchange")
-
-
-def pack(said: Sending, exchange: str, key: str, now_ms: int) -> Publish:
-    """What a publisher said, for the core."""
-    body = bytes(said.message)
-    if _all_of(said)[1:] == _UNSAID:
-        return Publish(exchange, key, _JSON_PROPS, body)
-    due_ms, expires_ms = times(said, now_ms)
-    dedup_key = said.idempotency_key or ""
-    if dedup_key and len(dedup_key.encode()) > KEY_MAX_BYTES:
-        raise InvalidArgument(f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key")
-    return Publish(exchange, key, _props(said), body, said.priority, expires_ms, due_ms, said.persistent, dedup_key)
-
-
-def times(said: Sending, now_ms: int) -> tuple[int, int]:
-    """When a message is due and when it expires, 0 for now and never."""
-    due_ms = 0
-    deliver_at, delay_ms, ttl_ms = said.deliver_at, said.delay_ms, said.ttl_ms
-    if deliver_at is not None:
-        if delay_ms is not None:
-            raise InvalidArgument("give delay_ms or deliver_at, not both", argument="delay_ms")
-        due_ms = deliver_at
-    elif delay_ms is not None:
-        due_ms = now_ms + delay_ms
-    if ttl_ms is None:
-        return due_ms, 0
-    return due_ms, max(now_ms, due_ms) + ttl_ms
-
-
-def _props(said: Sending) -> bytes:
-    correlation_id, reply_to, kind = said.correlation_id, said.reply_to, said.type
-    unsaid = not said.headers and not said.group and said.persistent and not said.priority
-    if unsaid and correlation_id is None and reply_to is None and kind is None:
-        return _JSON_PROPS
-    headers: dict[str, object] = dict(said.headers) if said.headers else {}
-    if said.group:
-        headers[GROUP_HEADER] = said.group
-    try:
-        return properties.encode(
-            Properties(
-                content_type=JSON,
-                headers=headers or None,
-                delivery_mode=2 if said.persistent else 1,
-                priority=said.priority if 0 < said.priority < 256 else None,
-                correlation_id=correlation_id,
-                reply_to=reply_to,
-                type=kind,
-            )
-        )
-    except InvalidArgument as error:
-        if error.argument not in ("correlation_id", "reply_to", "type"):
-            error.argument = "headers"
-        raise
-
-
-def is_sound(body: bytes) -> bool:
-    """Whether this is JSON that can be part of an answer."""
-    try:
-        _skim(body)
-        if not body.isascii():
-            body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-def content_of(message: Message) -> tuple[msgspec.Raw | str | None, str | None]:
-    """A body as JSON sees it: itself if it is JSON, text if it is UTF-8; what is neither comes second, in base64."""
-    body = message.body
-    kind = properties.content_type(message.props) or ""
-    if (kind.startswith(JSON) or kind.endswith("+json")) and is_sound(body):
-        return msgspec.Raw(body), None
-    try:
-        return body.decode(), None
-    except UnicodeDecodeError:
-        return None, base64.b64encode(body).decode()
-
-
-def headers_of(message: Message) -> dict[str, Any] | None:
-    found = properties.headers(message.props)
-    return plain_table(found) if found else None

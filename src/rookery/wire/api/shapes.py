@@ -1,5 +1,5 @@
-"""What requests and answers about messages look like in the native API; they are worked with in `api_bodies` and
-`api_handling`.
+"""Requests and answers of the native API that several modules share; those about messages are worked with in `bodies`
+and `handling`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from rookery.wire.rest_types import Duration, Lasting, Sending, Short
+from rookery.wire.api.types import Duration, Lasting, Sending, Short
 
 LEASES_MAX: Final = 10_000
+SHOWN_MAX: Final = 1_000
+PACKED_MAX: Final = 100_000
 
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=60_000)]
 ClaimCount = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
@@ -136,3 +138,10 @@ class ExtendMany(msgspec.Struct, forbid_unknown_fields=True):
 class Extended(msgspec.Struct):
     extended: int
     lost: list[str]
+
+
+class Deleted(msgspec.Struct, omit_defaults=True):
+    """`messages` is how many were ready in a queue, or were records of a stream."""
+
+    deleted: str
+    messages: int = 0

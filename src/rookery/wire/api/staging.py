@@ -14,16 +14,16 @@ import msgspec
 from rookery.core import rights
 from rookery.core.staging import CHUNK_MS, NOBODY, Chunk, Filling, Row
 from rookery.errors import AccessRefused, ChunkNotFound
-from rookery.wire import api_bodies
-from rookery.wire.api import ARROW, Api
-from rookery.wire.api_bodies import JSON, LINES, check_routing_key
-from rookery.wire.api_shapes import Item
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import CHECKED, Router
+from rookery.format.rendering import JSON
+from rookery.wire.api import bodies
+from rookery.wire.api.bodies import LINES, check_routing_key
+from rookery.wire.api.broker import ARROW, Api
+from rookery.wire.api.rest import FACE, refuse_internal
+from rookery.wire.api.shapes import Item
+from rookery.wire.api.types import CheckedName, CheckedShort, Name
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import CHECKED, Router
 from rookery.wire.packed import PACKED
-from rookery.wire.rest import refuse_internal
-from rookery.wire.rest_pulling import FACE
-from rookery.wire.rest_types import CheckedName, CheckedShort, Name
 
 ChunkName = Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$"), CHECKED]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -198,7 +198,7 @@ class StagingRoutes:
             archive.decode(tenant_name, len(body), work, done)
 
         def read() -> list[Row]:
-            return keyed([each.row(key, bool(stream)) for each in api_bodies.read(call, body, now_ms).all()])
+            return keyed([each.row(key, bool(stream)) for each in bodies.read(call, body, now_ms).all()])
 
         def then(rows: list[Row]) -> object:
             tenant, staging = self._api.tenant(call), self._staging

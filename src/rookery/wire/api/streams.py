@@ -1,4 +1,4 @@
-"""Streams: declare, look at, change, trim, seal, delete, and append records."""
+"""Streams: declare, look at, change, trim, seal, delete, append records, and publish records once more."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from rookery.core import events, retention, streams
+from rookery.core import events, retention, rights, streams
 from rookery.core.access import Principal
-from rookery.core.dedup import scope_of
+from rookery.core.publishing import append_all
 from rookery.core.stream import Partition, Stream
-from rookery.errors import AccessRefused, InvalidArgument, MemoryLimitExceeded, MessageTooLarge
-from rookery.model import MESSAGE_OVERHEAD_BYTES, PERSISTENT, check_numbers
-from rookery.wire import api_bodies
-from rookery.wire.api import Api
-from rookery.wire.api_bodies import Outgoing
-from rookery.wire.api_messages import ACCEPTED
-from rookery.wire.api_queues import Deleted, page
-from rookery.wire.api_shapes import Item, PartitionIndex
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import CHECKED, LATER, Answer, Router
-from rookery.wire.rest_types import Amount, DedupKey, Many, Name, Short
+from rookery.errors import AccessRefused
+from rookery.wire.api import bodies
+from rookery.wire.api.broker import Api
+from rookery.wire.api.messages import ACCEPTED
+from rookery.wire.api.records import LEASE_MS, PAGE_BYTES, PAGE_RECORDS
+from rookery.wire.api.shapes import Deleted, Item, PartitionIndex
+from rookery.wire.api.types import Amount, DedupKey, Many, Name, Offset, Short
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import CHECKED, LATER, Answer, Router
 
-Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Start = Annotated[str, msgspec.Meta(pattern=r"^(first|last|next|[0-9]{1,16})$"), CHECKED]
 STARTS: Final = ("first", "last", "next")
+
+Records = Annotated[int, msgspec.Meta(ge=1, le=PAGE_RECORDS)]
 
 
 class StreamWanted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,6 +112,22 @@ class Trimmed(msgspec.Struct):
     first: int
 
 
+class ReplayStream(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """From an offset on, by default the oldest that is kept."""
+
+    partition: PartitionIndex = 0
+    from_: Offset | None = None
+    limit: Records = PAGE_RECORDS
+
+
+class ReplayedStream(msgspec.Struct):
+    """How many somebody got; `next` is the offset to go on with, `end` the one after the last there is."""
+
+    replayed: int
+    next: int
+    end: int
+
+
 class Streams:
     """The routes."""
 
@@ -120,16 +135,19 @@ class Streams:
         self._api = api
         self._shard = api.shard
 
-    def all(self, call: Call, prefix: str = "", after: str = "", limit: Many = 100) -> StreamPage:
+    def all(self, call: Call, prefix: str = "", after: str = "", limit: Many = 100) -> object:
         """The streams that the caller may read, by name; for admins also the broker's own."""
         tenant = self._api.tenant(call)
         principal: Principal = call.principal
-        names = [name for name in tenant.streams if principal.may("read", name) and name != events.STREAM]
+        found = {name: stream for name, stream in tenant.streams.items() if name != events.STREAM}
         system = self._shard.tenants.get(events.SYSTEM)
         if principal.admin and system is not None and events.STREAM in system.streams:
-            names.append(events.STREAM)
-        chosen, following = page(names, prefix, after, limit)
-        return StreamPage([_shown(self._api.stream(call, name, "read")) for name in chosen], following)
+            found[events.STREAM] = system.streams[events.STREAM]
+
+        def show(name: str) -> StreamShown | None:
+            return None if found[name].deleted else _shown(found[name])
+
+        return self._api.page(call, list(found), (prefix, after, limit), show, StreamPage)
 
     def declare(self, call: Call, name: Name, body: StreamWanted | None = None) -> Answer:
         """Make a stream. The same again is fine, other settings a conflict."""
@@ -176,63 +194,21 @@ class Streams:
         """
         stream = self._api.stream(call, name, "write")
         said = Item(message_id=message_id, idempotency_key=idempotency_key, key=key, partition=partition)
-        found = api_bodies.read(call, body, int(self._shard.wall_ms), said)
+        found = bodies.read(call, body, int(self._shard.wall_ms), said)
         messages = found.all()
         if self._api.repeated(call, "", name):
             call.lasting()
             gone = [Appended(None, None, True) for _ in messages]
             return Answer(200, gone[0] if found.single else AppendedAll(len(gone), gone))
-        self._check(stream, messages, found.single)
-        positions = [self._append(stream, each) for each in messages]
+        self._api.rest.check_room()
+        records = [each.append(name) for each in messages]
+        appended = append_all(self._shard, stream, records, not found.single)
+        positions = [Appended(None, None, True) if each is None else Appended(*each) for each in appended]
         self._api.remember(call, "", name, int(self._shard.last_id))
         call.lasting()
         if found.single:
             return Answer(200 if positions[0].duplicate else 201, positions[0])
         return Answer(201, AppendedAll(len(positions), positions))
-
-    def _check(self, stream: Stream, messages: list[Outgoing], single: bool) -> None:
-        """Refuse all of them if one cannot be appended."""
-        tenant = stream.tenant
-        self._api.rest.check_room()
-        self._shard.log.check()
-        total = 0
-        for index, each in enumerate(messages):
-            at = "" if single else f"[{index}]."
-            size = len(each.props) + len(each.body)
-            total += size + MESSAGE_OVERHEAD_BYTES
-            check_numbers(each.priority, each.expires_ms, each.due_ms)
-            if each.due_ms:
-                raise InvalidArgument("records of a stream have no delay", argument=f"{at}delay_ms")
-            if each.partition >= len(stream.partitions):
-                last = len(stream.partitions) - 1
-                raise InvalidArgument(f"stream {stream.name!r} has partitions 0 to {last}", argument=f"{at}partition")
-            if size > tenant.message_bytes_max:
-                raise MessageTooLarge(
-                    f"record of {size} bytes; at most {tenant.message_bytes_max}", argument=f"{at}message"
-                )
-        if (
-            tenant.memory_bytes + total > tenant.memory_bytes_max
-            or self._shard.memory_bytes + total > self._shard.memory_bytes_max
-        ):
-            raise MemoryLimitExceeded
-
-    def _append(self, stream: Stream, each: Outgoing) -> Appended:
-        tenant = stream.tenant
-        shard = self._shard
-        if each.dedup_key and tenant.dedup.find(scope_of("", stream.name), each.dedup_key, shard.wall_ms):
-            tenant.dedup.duplicates += 1
-            return Appended(None, None, True)
-        way = tenant.way(tenant.default, stream.name)
-        if each.routing_key is not None:
-            way = tenant.way(tenant.default, each.routing_key)
-        message = shard.message(tenant, way, each.props, each.body, each.priority, each.expires_ms, PERSISTENT)
-        chosen = stream.choose(message) if each.partition < 0 else stream.partition(each.partition)
-        offset = chosen.append(message)
-        stream.appended += 1
-        tenant.published += 1
-        if each.dedup_key:
-            tenant.remember("", stream.name, each.dedup_key, message.id)
-        return Appended(int(chosen.index), int(offset))
 
     # Offsets
 
@@ -285,6 +261,47 @@ class Streams:
         call.suspend(waiting.leave)
         waiting.go_on(None)
         return LATER
+
+    def replay(self, call: Call, name: Name, body: ReplayStream | None = None) -> object:
+        """Hand records to whoever their exchanges lead to today, a page of up to 1,000; no stream gets them again."""
+        wanted = body or ReplayStream()
+        partition = self._api.stream(call, name, "read").partition(wanted.partition)
+        start = int(partition.first) if wanted.from_ is None else wanted.from_
+        partition.check(start)
+        stop = min(int(partition.visible), start + wanted.limit)
+        if start < min(stop, int(partition.tail)):
+            return self._sealed(call, partition, start, stop)
+        raws: list[bytes] = []
+        size = 0
+        while start + len(raws) < stop and size < PAGE_BYTES:
+            raws.append(partition.record(start + len(raws)))
+            size += len(raws[-1])
+        return self._hand_out(call, partition, raws, start + len(raws))
+
+    def _sealed(self, call: Call, partition: Partition, start: int, stop: int) -> object:
+        file = partition.file_of(start)
+        assert file is not None, "sealed offsets are in files"
+        stop = min(stop, int(file.last) + 1)
+        archive, path, plan = self._api.archive, file.path, f"replay-{self._api.random_text()}"
+        archive.lease(plan, frozenset([path]), LEASE_MS)
+
+        def then(raws: list[bytes]) -> object:
+            archive.release(plan)
+            return self._hand_out(call, partition, raws, stop)
+
+        return self._api.later(call, lambda: archive.records(path, start, stop), then)
+
+    def _hand_out(self, call: Call, partition: Partition, raws: list[bytes], following: int) -> ReplayedStream:
+        tenant = partition.stream.tenant
+        shard = tenant.shard
+        found = [shard.message_of(raw) for raw in raws]
+        chosen = [record for record in found if not 0 < int(record.expires_ms) <= int(shard.wall_ms)]
+        for exchange in {streams.exchange_of(tenant, record).name for record in chosen}:
+            rights.require(call.principal, "exchange.publish", "exchange", exchange)
+        self._api.rest.check_room()
+        count = sum(streams.replay(tenant, record) for record in chosen)
+        call.lasting()
+        return ReplayedStream(count, following, int(partition.visible))
 
 
 class _Sealing:
@@ -343,4 +360,5 @@ def add_routes(router: Router, api: Api) -> Streams:
     router.add("GET", f"{one}/offsets", routes.offsets, {200: OffsetList}, "stream.read", tag=tag)
     router.add("POST", f"{one}/trim", routes.trim, {200: Trimmed}, "stream.change", tag=tag)
     router.add("POST", f"{one}/seal", routes.seal, {200: StreamShown}, "stream.change", tag=tag)
+    router.add("POST", f"{one}/replay", routes.replay, {200: ReplayedStream}, "stream.replay", tag=tag)
     return routes

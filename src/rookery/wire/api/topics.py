@@ -13,16 +13,14 @@ import msgspec
 from rookery.core import rights
 from rookery.core.credentials import typed_id
 from rookery.core.queue import Queue
-from rookery.core.snapshots import exchange_stats
 from rookery.core.topology import Exchange, Tenant
 from rookery.core.webhooks import Format
 from rookery.errors import Conflict, InvalidArgument, NotFound
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer, Router
-from rookery.wire.http_trace import carry
-from rookery.wire.rest import Rest, pack, refuse_internal
-from rookery.wire.rest_pulling import FACE, Pulling
-from rookery.wire.rest_types import (
+from rookery.wire.api.bodies import check_routing_key, pack
+from rookery.wire.api.compat.pulling import Pulling
+from rookery.wire.api.rest import FACE, Rest, refuse_internal
+from rookery.wire.api.stats import TopicStats, topic_stats
+from rookery.wire.api.types import (
     Deliveries,
     Delivery,
     Many,
@@ -36,7 +34,10 @@ from rookery.wire.rest_types import (
     Tag,
     WaitSeconds,
 )
-from rookery.wire.rest_webhooks import Calling, Concurrency, Endpoint, Hooks, Secret, TimeoutMs
+from rookery.wire.api.webhooks import Calling, Concurrency, Endpoint, Hooks, Secret, TimeoutMs
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Answer, Router
+from rookery.wire.http.trace import carry
 
 OWNER: Final = "x-subscriber"
 ID_BYTES: Final = 9
@@ -93,19 +94,6 @@ class SendingToTopic(Sending, kw_only=True):
     routing_key: Short | None = None
 
 
-class TopicStats(msgspec.Struct):
-    topic: str
-    subscriptions: int
-    published: int
-    unroutable: int
-    bytes: int
-
-
-def show_stats(exchange: Exchange) -> TopicStats:
-    stats: dict[str, Any] = exchange_stats(exchange)
-    return TopicStats(exchange.name, stats["bindings"], stats["published"], stats["unroutable"], stats["bytes"])
-
-
 class Topics:
     """The routes."""
 
@@ -125,8 +113,7 @@ class Topics:
         """Publish any JSON value to a topic: every subscription whose pattern matches gets it."""
         rest = self._rest
         key = body.routing_key if body.routing_key is not None else routing_key
-        if len(key.encode()) > 255:
-            raise InvalidArgument("routing_key is longer than 255 bytes", argument="routing_key")
+        check_routing_key(key)
         p = pack(body, name, key, int(rest.shard.wall_ms))
         carry(call, p)
         exchange = self.topic(call, name, "write")
@@ -208,7 +195,9 @@ class Topics:
 
     def stats(self, call: Call, name: Name) -> TopicStats:
         """The counts of a topic."""
-        return show_stats(self.topic(call, name, "read"))
+        call.principal.require("read", name, kind="topic")
+        exchange = self._rest.tenant(call).exchanges.get(name)
+        return TopicStats(name, 0, 0, 0, 0) if exchange is None else topic_stats(exchange)
 
     def topic(self, call: Call, name: Name, action: Literal["write", "read"]) -> Exchange:
         """The topic of that name, which comes into being when it is first used."""

@@ -7,21 +7,22 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rookery.core import rights
+from rookery.core.publishing import Publish
 from rookery.core.topology import Tenant
-from rookery.core.transactions import OUTCOMES, TIMEOUT_MS, Publish, Settle, Transaction, apply
+from rookery.core.transactions import OUTCOMES, TIMEOUT_MS, Settle, Transaction, apply
 from rookery.errors import InvalidArgument, LeaseLost, RookeryError, TransactionTooLarge
+from rookery.format.rendering import JSON
 from rookery.wire import packed
-from rookery.wire.api import Api
-from rookery.wire.api_bodies import JSON, of_packed, outgoing
-from rookery.wire.api_handling import Handling
-from rookery.wire.api_shapes import Item, Sent, SettleOne
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import CHECKED, Router, decode_json
-from rookery.wire.http_trace import trace_of
+from rookery.wire.api.bodies import of_packed, outgoing
+from rookery.wire.api.broker import Api
+from rookery.wire.api.handling import Handling
+from rookery.wire.api.rest import FACE, refuse_internal
+from rookery.wire.api.shapes import Item, Sent, SettleOne
+from rookery.wire.api.types import Name
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import CHECKED, Router, decode_json
+from rookery.wire.http.trace import trace_of
 from rookery.wire.packed import PACKED, PackedWork
-from rookery.wire.rest import refuse_internal
-from rookery.wire.rest_pulling import FACE
-from rookery.wire.rest_types import Name
 
 SCOPE: Final = "amq.topic"
 TIMEOUT_MAX_MS: Final = 3_600_000

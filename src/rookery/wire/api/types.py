@@ -1,7 +1,7 @@
 """Types of what requests say, with their ranges: checked as a request is read, and shown in the OpenAPI document.
 
 What msgspec makes of a class body cannot be compiled, so the shapes of hot requests and answers are declared here and
-worked with elsewhere (`rest`, `rest_pulling`, `rest_handles`).
+worked with elsewhere (`rest`, `compat.pulling`, `compat.handles`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Raw, Struct
 
-from rookery.core.policy import TIME_MAX_MS
-from rookery.wire.http_routes import CHECKED, NEEDED
+from rookery.core.queue_settings import TIME_MAX_MS
+from rookery.wire.http.routes import CHECKED, NEEDED
 
 _NAME: Final = r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s][^\x00-\x1f\x7f]*$"
 
@@ -31,11 +31,11 @@ Priority = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Duration = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
 Lasting = Annotated[int, Meta(ge=1, le=TIME_MAX_MS)]
 Amount = Annotated[int, Meta(ge=0, le=1 << 53)]
-Attempts = Annotated[int, Meta(ge=0, le=1 << 30)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 WaitSeconds = Annotated[float, Meta(ge=0, le=60)]
 Many = Annotated[int, Meta(ge=1, le=1_000)]
 AtMost = Annotated[int, Meta(ge=0, le=1_000_000)]
+Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Of a record in its partition of a stream."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Webhooks over HTTP: define, list, look at, delete, test, and the log of their calls.
 
-Those of topics are subscriptions too, under the same id (`rest_topics`). Whoever may read and configure what is
+Those of topics are subscriptions too, under the same id (`topics`). Whoever may read and configure what is
 consumed may define one; only an admin's may lead to addresses that are not public.
 """
 
@@ -11,18 +11,17 @@ from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
-from rookery import properties
 from rookery.core import rights
 from rookery.core.credentials import typed_id
 from rookery.core.topology import Tenant
 from rookery.core.webhooks import CONCURRENCY_MAX, ENDPOINT_MAX, TIMEOUT_MAX_MS, Format, Kind, Webhook
-from rookery.properties import Properties
-from rookery.wire.http_auth import ANYBODY, is_local
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Router
-from rookery.wire.rest import Rest
-from rookery.wire.rest_pulling import FACE
-from rookery.wire.rest_types import Many, Name, Settled
+from rookery.format import properties
+from rookery.format.properties import Properties
+from rookery.wire.api.rest import FACE, Rest
+from rookery.wire.api.types import Many, Name, Settled
+from rookery.wire.http.auth import ANYBODY, is_local
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import LATER, Router
 
 ID_BYTES: Final = 9
 

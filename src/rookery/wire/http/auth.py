@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import re
 from collections import OrderedDict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from rookery.core.access import DEFAULT_TENANT, FULL, GUEST, Access, PasswordCheck, Principal
 from rookery.core.credentials import key_label
 from rookery.errors import AccessRefused, RateLimited, RookeryError, Unauthenticated
-from rookery.wire.http_call import Call
+from rookery.wire.http.call import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rookery.clock import Clock
-    from rookery.wire.http_tokens import Tokens
+    from rookery.wire.http.tokens import Tokens
 
 ANYBODY: Final = Principal("anonymous", DEFAULT_TENANT, FULL, anonymous=True)
 """Whoever shows nothing, where authentication is off."""
@@ -41,8 +42,18 @@ LIMITED_MAX: Final = 100_000
 FAILED_RETRY_SEC: Final = 60
 """When to try again after too many wrong credentials."""
 
-_FORWARDED: Final = (b"via", b"origin")
-_FORWARDED_PREFIXES: Final = (b"cf-", b"x-envoy-", b"x-amzn-")
+_FORWARDED: Final = (
+    b"via",
+    b"origin",
+    b"max-forwards",
+    b"proxy-connection",
+    b"x-forward-for",
+    b"x-original-host",
+    b"x-remote-addr",
+    b"x-varnish",
+)
+_FORWARDED_PREFIXES: Final = (b"cf-", b"x-envoy-", b"x-amzn-", b"x-appengine-", b"x-azure-", b"x-bluecoat-")
+_HOST: Final = re.compile(r"(localhost|[0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII)
 _OWN_SITES: Final = (b"none", b"same-origin")
 """What `Sec-Fetch-Site` says of a page of this server, and of an address that was typed in."""
 
@@ -88,7 +99,8 @@ class Gatekeeper:
             return True
         assert connection is not None
         if credential == connection.credential and connection.credential_generation == self.access.generation:
-            principal: Principal = connection.credential_principal
+            principal = connection.principal
+            assert principal is not None
             if principal.expires_ms is None or self._clock.wall_ms() < principal.expires_ms:
                 call.principal = principal
                 self.limit(call)
@@ -189,7 +201,7 @@ class Gatekeeper:
         if connection is not None and principal.name != GUEST:
             connection.credential = credential
             connection.credential_generation = self.access.generation
-            connection.credential_principal = principal
+            connection.principal = principal
 
     def limit(self, call: Call) -> None:
         """Count a request of the call's principal, or refuse it."""
@@ -199,9 +211,6 @@ class Gatekeeper:
             if principal.anonymous and call.connection is not None:
                 who = call.connection.peer_name
             self._rates.take((principal.tenant, who, principal.anonymous), self._clock.mono_ms())
-
-    def still_valid(self, principal: Principal) -> bool:
-        return self.access.still_valid(principal, self._clock.wall_ms())
 
 
 class _Login:
@@ -302,7 +311,8 @@ def offered_credential(call: Call) -> bytes | None:
 def forwarded(call: Call) -> bool:
     """Whether somebody may stand between the peer and whoever asks: a proxy, or a page in a browser.
 
-    A proxy that was told nothing asks with HTTP/1.0 and the address it was given as Host, as nginx long did.
+    A proxy that was told nothing asks with the address it was given as Host, over HTTP/1.0 as nginx before 1.29.7, or
+    over HTTP/1.1: then only the user who runs it tells (`made_by_own_user`).
     """
     headers = call.headers
     if call.old or headers.get(b"sec-fetch-site", b"none") not in _OWN_SITES:
@@ -325,12 +335,13 @@ def _tells_of_another(name: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def is_loopback_name(host: str) -> bool:
-    """Whether a Host header names this machine."""
+    """Whether a Host header names this machine. What is not exactly a name and a port does not."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found[1].lower().strip("[]")
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name == "localhost":
-            return True
-        return ipaddress.ip_address(name).is_loopback
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
 
@@ -340,7 +351,7 @@ def is_local(call: Call) -> bool:
     connection = call.connection
     if connection is None or not connection.loopback or forwarded(call):
         return False
-    return is_loopback_name(call.header(b"host"))
+    return is_loopback_name(call.header(b"host")) and connection.made_by_own_user()
 
 
 def _source(call: Call) -> str:
@@ -364,6 +375,9 @@ def refuse_strangers(call: Call) -> None:
         return
     host = call.headers.get(b"host")
     local = host is not None and is_loopback_name(host.decode("latin-1"))
+    if not call.url.startswith(b"/"):
+        # the URL says whom it asks, and not the Host
+        local = False
     if connection.loopback and not local and not (call.old and host is None):
         raise AccessRefused("without authentication, this server is called by a name of this machine (localhost)")
     refuse_other_sites(call)

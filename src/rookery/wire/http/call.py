@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
-from rookery._bytes import BytesWriter
 from rookery.errors import RookeryError
+from rookery.format.bytes import BytesWriter
 
 if TYPE_CHECKING:
-    from rookery.wire.http import HttpConnection
+    from rookery.wire.http.connection import HttpConnection
 
 JSON: Final = b"application/json"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -20,10 +20,10 @@ import httptools
 from mypy_extensions import i64
 
 from rookery.errors import RookeryError
-from rookery.wire.http_bodies import BodyPool, unverified_pool, verified_pool
-from rookery.wire.http_call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render, write_head
-from rookery.wire.http_heads import HEAD_KNOWN_MAX_BYTES, Heads, Recent
-from rookery.wire.turn import SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
+from rookery.wire.http.bodies import BodyPool, unverified_pool, verified_pool
+from rookery.wire.http.call import CHUNK_END, CONTINUE, Call, HttpFault, chunk, render, write_head
+from rookery.wire.http.heads import HEAD_KNOWN_MAX_BYTES, Heads, Recent
+from rookery.wire.turn import SHUTDOWN, SPLICE_BYTES, UNREAD, Face, Outlet, Peer, Turn
 
 HEAD_MAX_BYTES: Final[i64] = 64 * 1024
 URL_MAX_BYTES: Final[i64] = 16 * 1024
@@ -32,6 +32,12 @@ PARTS_MAX: Final[i64] = 1_024
 """Pieces of a body that are kept apart: a chunk of two bytes would take fifty as one."""
 CALLS_MAX: Final[i64] = 256
 """Requests of one connection that may wait for their answers before it is read no further."""
+
+TURN_MAX_BYTES: Final[i64] = 256 * 1024
+CALL_COST_BYTES: Final[i64] = 1_024
+"""How much of what a peer asks for is done in one turn, counted in bytes of bodies and answers, and so many for each
+request. What it sent beyond that waits for a turn of its own, so that others are served in between.
+"""
 
 STALL_MAX_MS: Final[i64] = 15_000
 """How long a request may make no progress, or a peer read nothing of its answers."""
@@ -57,14 +63,13 @@ class HttpFace(Face):
     gives something to cancel. `resume(call, event)` goes on with a call: `event` is what to do next, or what went
     wrong. `done(call)` is told of each answer whose status is at least `told_from`, and `defect(error, call)` of what
     should not have happened. `vet(call)` says, of a call whose body is still arriving, on whose account that is: an
-    owner's name, empty if that is not known yet; it raises for a credential that is wrong. The first request, and the
-    head of each, must come within `handshake_ms`.
+    owner's name, empty if that is not known yet; it raises for a credential that is wrong. `is_own_user(transport)`
+    says whether a connection from this machine was made by the user of this process. The first request, and the head
+    of each, must come within `handshake_ms`.
     """
 
     def __init__(self, turn: Turn, handle: Any, request_prefix: str) -> None:
-        super().__init__()
-        self.turn = turn
-        self.shard = turn.shard
+        super().__init__("http", turn)
         self.handle = handle
         self.resume: Any = None
         self.later: Any = None
@@ -73,12 +78,12 @@ class HttpFace(Face):
         self.spans: Any = None
         self.defect: Any = None
         self.vet: Any = None
+        self.is_own_user: Any = None
         self.origins: frozenset[bytes] = frozenset()
         self.body_max_bytes: i64 = 16 << 20
         self.bodies: BodyPool = verified_pool(16 << 20)
         self.unverified: BodyPool = unverified_pool(16 << 20)
         self.closing = False
-        self.connections: dict[int, HttpConnection] = {}
         self.requests: i64 = 0
         self.refused: i64 = 0
         self.heads = Heads()
@@ -102,28 +107,9 @@ class HttpFace(Face):
         self.requests += 1
         return f"{self._prefix}-{self.requests}"
 
-    def tick(self) -> None:
-        """End what takes too long. Call it about once a second."""
-        now = self.shard.mono_ms
-        for connection in list(self.connections.values()):
-            connection.tick(now)
-
-    def recheck(self, still_valid: Any, everyone: bool) -> None:
-        """End the calls that wait with a credential which is no longer good; `everyone` is looked at only if rights
-        changed.
-        """
-        for connection in list(self.connections.values()):
-            connection.recheck(still_valid, everyone)
-
     def close_all(self, reason: str) -> None:
-        """Answer what is under way, and close each connection then; those that ask for nothing are closed now."""
         self.closing = True
-        for connection in list(self.connections.values()):
-            connection.close_when_done()
-
-    def abort_all(self) -> None:
-        for connection in list(self.connections.values()):
-            connection.broken()
+        super().close_all(reason)
 
 
 @final
@@ -136,10 +122,9 @@ class HttpConnection(Peer):
         self.turn = face.turn
         self.shard = face.shard
         self.out = Outlet(face.turn, self)
-        # the last credential shown and who it was, as long as `credential_generation` is that of the access
+        # the last credential shown; `principal` is who it was, as long as `credential_generation` is that of the access
         self.credential = b""
         self.credential_generation: i64 = -1
-        self.credential_principal: Any = None
         self._parser: Any = httptools.HttpRequestParser(self)
         self._calls: list[Call] = []
         self._arrived: list[Call] = []
@@ -168,6 +153,10 @@ class HttpConnection(Peer):
         self._began_ms: i64 = 0
         self._seen_ms: i64 = 0
         self._paused_ms: i64 = 0
+        # what was done for the peer in this turn, and whether a turn for the rest is on its way
+        self._done_bytes: i64 = 0
+        self._going_on = False
+        self._own: bool | None = None
         # what came behind a request for another protocol, and who speaks that one
         self._upgrading = False
         self._tail = b""
@@ -178,15 +167,12 @@ class HttpConnection(Peer):
     def connection_made(self, transport: Any) -> None:
         self.out.transport = transport
         self._seen_ms = self.shard.mono_ms
-        if self.face.admit is not None and not self.face.admit(self, transport):
+        if not self.face.add(self, transport):
             self._deaf = True
             self._parser = None
-            transport.abort()
-            return
-        self.face.connections[id(self)] = self
 
     def connection_lost(self, error: Any) -> None:
-        if self.face.connections.pop(id(self), None) is None:
+        if not self.face.remove(self):
             return
         self._deaf = True
         if self.turn.begin():
@@ -194,8 +180,6 @@ class HttpConnection(Peer):
                 self._forget_all()
             finally:
                 self.turn.end()
-        if self.face.left is not None:
-            self.face.left(self)
         # the parser, the outlet and this object refer to one another
         self._parser = None
         self.out.peer = None
@@ -203,7 +187,7 @@ class HttpConnection(Peer):
 
     def eof_received(self) -> bool:
         """A peer that closed its sending side still gets answers that the journal holds up; it waits for no more."""
-        if self._upgrading or not self._calls or not all(call.settled() for call in self._calls):
+        if self._upgrading or not self._calls or not all(call.settled() for call in self._calls if call.begun):
             return False
         self._deaf = True
         self._calls[len(self._calls) - 1].keep = False
@@ -251,6 +235,12 @@ class HttpConnection(Peer):
         finally:
             self.turn.end()
 
+    def made_by_own_user(self) -> bool:
+        """Whether the peer, on this machine, is a program of the user who runs the server: a proxy rarely is."""
+        if self._own is None:
+            self._own = self.face.is_own_user is None or bool(self.face.is_own_user(self.out.transport))
+        return self._own
+
     @property
     def write_paused(self) -> bool:
         return self._write_paused
@@ -259,6 +249,7 @@ class HttpConnection(Peer):
 
     def _receive(self, data: bytes) -> None:
         self._seen_ms = self.shard.mono_ms
+        self._done_bytes = 0
         taken: i64 = 0 if self._call is not None else self._take_known(data)
         if taken < len(data):
             self._parse(data[taken:] if taken else data)
@@ -327,8 +318,8 @@ class HttpConnection(Peer):
             self._pool().give(self._account(), self._counted_bytes - self._held_bytes)
             self._counted_bytes = self._held_bytes
             return
-        if not self._owner and self.credential_principal is not None:
-            self._settle_account(str(self.credential_principal.tenant))
+        if not self._owner and self.principal is not None:
+            self._settle_account(self.principal.tenant)
         if (self._large or self._part_bytes > VETTED_BYTES) and not self._vet():
             return
         if not self._find_room() and self._vet() and not self._find_room():
@@ -529,8 +520,10 @@ class HttpConnection(Peer):
     def _enqueue(self, call: Call) -> None:
         free = not self._calls or self._calls[len(self._calls) - 1].settled()
         self._calls.append(call)
-        if free:
+        if free and self._done_bytes < TURN_MAX_BYTES:
             self._begin(call)
+        elif free:
+            self._go_on_later()
         if len(self._calls) >= CALLS_MAX:
             self._set_reading()
 
@@ -541,8 +534,21 @@ class HttpConnection(Peer):
             self.face.handle(call)
         elif call.refusal is not None:
             self.face.resume(call, None)
-        self._held_bytes -= len(call.body)
+        size: i64 = len(call.body)
+        self._held_bytes -= size
+        self._done_bytes += CALL_COST_BYTES + size + len(call.content)
         call.body = b""
+
+    def _go_on_later(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self.face.later(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        self._done_bytes = 0
+        if self._calls:
+            self.turn.expect(self)
 
     def finish(self) -> bool:
         """Send the answers that are there, in order; True when the next one waits for the journal."""
@@ -554,6 +560,9 @@ class HttpConnection(Peer):
         while sent < len(calls):
             call = calls[sent]
             if not call.begun:
+                if self._done_bytes >= TURN_MAX_BYTES:
+                    self._go_on_later()
+                    break
                 self._begin(call)
             if call.poll is not None:
                 call.poll()
@@ -704,7 +713,15 @@ class HttpConnection(Peer):
             if call.on_room is not None:
                 call.on_room()
 
+    def dismiss(self, why: i64, reason: str) -> None:
+        """At a shutdown what is under way is answered first; HTTP has no word for anything else."""
+        if why == SHUTDOWN:
+            self.close_when_done()
+        else:
+            self.broken()
+
     def close_when_done(self) -> None:
+        """Answer what is under way, and close then; a connection that asks for nothing is closed now."""
         if self._tunnel is not None:
             self._tunnel.close()
             return
@@ -717,6 +734,9 @@ class HttpConnection(Peer):
             self.out.close()
 
     def recheck(self, still_valid: Any, everyone: bool) -> None:
+        """End the calls that wait with a credential which is no longer good. The connection itself may go on: each
+        request shows its credential.
+        """
         if self._tunnel is not None:
             self._tunnel.recheck(still_valid)
         for call in self._calls:
@@ -726,7 +746,9 @@ class HttpConnection(Peer):
             if not still_valid(principal):
                 call.cancel()
 
-    def tick(self, now: i64) -> None:
+    def tick(self, now_ms: i64) -> None:
+        """End what takes too long."""
+        now = now_ms
         if self._write_paused:
             if now - self._paused_ms > STALL_MAX_MS * 4:
                 self.broken()

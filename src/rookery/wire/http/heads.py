@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64
 
-from rookery.wire.http_call import Call
+from rookery.wire.http.call import Call
 
 HEADS_MAX: Final[i64] = 1_024
 HEAD_KNOWN_MAX_BYTES: Final[i64] = 1_024

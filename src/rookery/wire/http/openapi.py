@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from rookery.errors import PathNotFound
-from rookery.wire.http_call import Call
-from rookery.wire.http_errors import Error
-from rookery.wire.http_routes import Answer, Content, Parameter, Route, Router
+from rookery.wire.http.call import Call
+from rookery.wire.http.errors import Error
+from rookery.wire.http.routes import Answer, Content, Parameter, Route, Router
 
 TEMPLATE: Final = "#/components/schemas/{name}"
 ASSETS: Final = {

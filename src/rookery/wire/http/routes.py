@@ -3,7 +3,7 @@
 A handler is a plain function of a call. Its other parameters are filled in by name and type: those named in the path's
 template from the path, `body` from the body (`bytes` as it is, anything else from JSON), the rest from the query, with
 their defaults. It returns a value that becomes JSON, an `Answer` with a status of its own, or `LATER`. Raising an error
-of `rookery.errors` answers with that error. The same signatures make `/openapi.json` (`http_openapi`).
+of `rookery.errors` answers with that error. The same signatures make `/openapi.json` (`openapi`).
 
 Each route names its operation in the table of rights (`rookery.core.rights`). What that says of who may ask, and of the
 queue, topic, exchange or stream in the path, is checked before the handler is called.
@@ -12,7 +12,6 @@ queue, topic, exchange or stream in the path, is checked before the handler is c
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final, get_type_hints
 from urllib.parse import unquote
@@ -31,9 +30,9 @@ from rookery.errors import (
     Unauthenticated,
     UnsupportedMedia,
 )
-from rookery.rendering import legible
-from rookery.wire.http_call import JSON, Call, HttpFault
-from rookery.wire.http_errors import Error
+from rookery.format.rendering import plain
+from rookery.wire.http.call import JSON, Call, HttpFault
+from rookery.wire.http.errors import Error
 
 LATER: Final = object()
 """Returned by a handler that has suspended its call, or answered it by itself."""
@@ -265,7 +264,7 @@ def encode_json(value: object) -> bytes:
     try:
         encoded = _encode(value)
     except UnicodeEncodeError:
-        encoded = _encode(_legible(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))))
+        encoded = _encode(plain(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,), str_keys=True)))
     return encoded
 
 
@@ -276,17 +275,6 @@ def rendered(value: object) -> object:
             value.value = rendered(value.value)
         return value
     return value if isinstance(value, Content) else Content(encode_json(value), JSON)
-
-
-def _legible(value: object) -> object:
-    """Plain values whose texts are all UTF-8."""
-    if isinstance(value, str):
-        return legible(value)
-    if isinstance(value, dict):
-        return {_legible(name): _legible(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_legible(part) for part in value]
-    return value
 
 
 def _convert(parameter: Parameter, text: str) -> Any:
@@ -339,6 +327,8 @@ class Router:
         self.routes: list[Route] = []
         # records a span of each call, where anybody wants that
         self.spans: Any = None
+        # gives an internal error in one line and in full for its answer, where callers may see that
+        self.explain: Any = None
         self._authenticator = authenticator
         self._report = report
         self._root = _Node()
@@ -513,7 +503,7 @@ class Router:
         else:
             call.answer(status, b"" if status == 204 else encode_json(value), JSON)
 
-    def fail(self, call: Call, error: RookeryError) -> None:
+    def fail(self, call: Call, error: RookeryError, detail: str = "") -> None:
         """Answer with an error."""
         status = error.http
         if status == 401:
@@ -523,7 +513,7 @@ class Router:
         elif status == 503 or (status == 429 and isinstance(error, LimitExceeded)):
             later = error.retry_after_sec if isinstance(error, RateLimited) else RETRY_AFTER_SEC
             call.add_header("Retry-After", str(later))
-        worded: object = Error(error.code, str(error), call.request_id, error.argument)
+        worded: object = Error(error.code, str(error), call.request_id, error.argument, detail)
         if call.route is not None and call.route.errors is not None:
             status, worded = call.route.errors(call, error)
         call.batch = 0
@@ -539,7 +529,12 @@ class Router:
 
     def _defect(self, call: Call, error: Exception) -> None:
         self._report(error, call)
-        self.fail(call, RookeryError("the server met a defect of its own; the log has it under this request id"))
+        text = "the server met a defect of its own; the log has it under this request id"
+        if self.explain is None:
+            self.fail(call, RookeryError(text))
+        else:
+            line, full = self.explain(error)
+            self.fail(call, RookeryError(f"{text}: {line}"), full)
 
     def _name(self, call: Call) -> None:
         """Give the call the id it came with, or a new one."""
@@ -581,8 +576,3 @@ def _path_of(url: bytes) -> bytes:
         # what a client says to a proxy
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     return path
-
-
-def trace(error: BaseException) -> str:
-    """A defect for the log."""
-    return "".join(traceback.format_exception(error))

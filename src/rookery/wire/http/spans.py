@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rookery import spans
-from rookery.wire.http_call import Call
+from rookery.wire.http.call import Call
 
 
 class Spans:

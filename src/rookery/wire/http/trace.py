@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rookery import properties, spans
-from rookery.core.transactions import Publish
-from rookery.wire.http_call import Call
+from rookery import spans
+from rookery.core.publishing import Publish
+from rookery.format import properties
+from rookery.wire.http.call import Call
 
 
 def trace_of(call: Call) -> dict[str, object]:

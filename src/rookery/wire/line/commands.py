@@ -13,15 +13,16 @@ from mypy_extensions import i64
 
 from rookery import spans
 from rookery.core import rights
-from rookery.core.policy import FACES, SETTINGS
+from rookery.core.policy import FACES
 from rookery.core.queue import Queue
+from rookery.core.queue_settings import QUEUE_SETTINGS
 from rookery.core.shard import check_subscriptions
 from rookery.core.topology import Tenant
 from rookery.errors import AccessRefused, ExchangeNotFound, InUse, InvalidArgument, QueueNotFound
-from rookery.wire.line_consumer import ACK, AUTO, MANUAL, PROBING, REJECT, RELEASE, RETRY, LineConsumer
+from rookery.wire.line.consumer import ACK, AUTO, MANUAL, PROBING, REJECT, RELEASE, RETRY, LineConsumer
 
 if TYPE_CHECKING:
-    from rookery.wire.line import LineConnection
+    from rookery.wire.line.connection import LineConnection
 
 FACE: Final = "line"
 KINDS: Final = ("direct", "fanout", "topic")
@@ -174,13 +175,13 @@ def truth(text: str) -> object:
 def setting_readers() -> dict[str, Callable[[str], object]]:
     """How each setting of a queue is read; that it is in range is seen to by the core."""
     readers: dict[str, Callable[[str], object]] = {}
-    for name, (types, _, _, choices) in SETTINGS.items():
-        if bool in types:
-            readers[name] = truth
-        elif str in types:
-            readers[name] = choice(*choices) if choices is not None else plain(NAME_MAX)
+    for row in QUEUE_SETTINGS:
+        if row.type is bool:
+            readers[row.name] = truth
+        elif row.type is str:
+            readers[row.name] = choice(*row.choices) if row.choices else plain(NAME_MAX)
         else:
-            readers[name] = number
+            readers[row.name] = number
     return readers
 
 
@@ -253,7 +254,7 @@ def consume(connection: LineConnection, verb: str, arguments: list[str]) -> None
     queue = find_queue(tenant, name)
     if name in connection.consumers:
         raise InUse(f"this connection consumes {name} already", argument="queue")
-    if any(getattr(each, "exclusive", False) for each in queue.roster.all):
+    if any(each.exclusive for each in queue.roster.all):
         raise InUse(f"Queue {name} is in exclusive use", argument="queue")
     check_subscriptions(queue)
     consumer = LineConsumer(connection, queue, *_demand(said))

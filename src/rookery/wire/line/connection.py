@@ -7,7 +7,7 @@ Lines are taken in order and answers leave in order, all of a turn in one write,
 A line that cannot be done yet (its publisher is held, a password is being verified) stops those behind it; a connection
 that consumes is not stopped but parks its publishes, and answers whatever it sends meanwhile after them.
 
-This module has the connection and publishing, `line_commands` the other commands, `line_consumer` the deliveries.
+This module has the connection and publishing, `commands` the other commands, `consumer` the deliveries.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64
 
-from rookery import properties
-from rookery.core import rights
+from rookery.core import publishing, rights
 from rookery.core.access import Principal
 from rookery.core.queue import REFUSED
 from rookery.core.topology import Tenant, Way
-from rookery.core.transactions import Publish, apply
 from rookery.errors import (
     AccessRefused,
     ExchangeNotFound,
@@ -31,11 +29,12 @@ from rookery.errors import (
     RookeryError,
     Unauthenticated,
 )
-from rookery.model import PERSISTENT
-from rookery.properties import Properties
-from rookery.wire import line_commands
-from rookery.wire.line_consumer import LineConsumer
-from rookery.wire.turn import FREE, HELD, PARKED_MAX_BYTES, UNREAD, Face, Outlet, Peer, Turn
+from rookery.format import properties
+from rookery.format.model import PERSISTENT
+from rookery.format.properties import Properties
+from rookery.wire.line import commands
+from rookery.wire.line.consumer import LineConsumer
+from rookery.wire.turn import FREE, HELD, PARKED_MAX_BYTES, SHUTDOWN, UNREAD, Face, Outlet, Peer, Turn
 
 LINE_MAX_BYTES: Final[i64] = 16 << 20
 FIRST_LINE_MAX_BYTES: Final[i64] = 4096
@@ -69,9 +68,7 @@ class LineFace(Face):
     """
 
     def __init__(self, turn: Turn, guest: Any, login: Any, later: Any) -> None:
-        super().__init__()
-        self.turn = turn
-        self.shard = turn.shard
+        super().__init__("line", turn)
         self.guest = guest
         self.login = login
         self.later = later
@@ -80,33 +77,10 @@ class LineFace(Face):
         self.ack_wait_ms: i64 = 200
         self.line_max_bytes: i64 = LINE_MAX_BYTES
         self.dlq_suffix = ".DLQ"
-        self.connections: dict[int, LineConnection] = {}
         self.partial_bytes: i64 = 0
 
     def connect(self) -> Peer:
         return LineConnection(self)
-
-    def tick(self) -> None:
-        now = self.shard.mono_ms
-        for connection in list(self.connections.values()):
-            connection.tick(now)
-
-    def recheck(self, still_valid: Any, everyone: bool) -> None:
-        """End the connections whose principal is no longer valid; `everyone` is looked at only if rights changed."""
-        for connection in list(self.connections.values()):
-            principal = connection.principal
-            if principal is None or not (everyone or principal.expires_ms is not None):
-                continue
-            if not still_valid(principal):
-                connection.end(f"Error: the access of '{principal.name}' has ended")
-
-    def close_all(self, reason: str) -> None:
-        for connection in list(self.connections.values()):
-            connection.end("")
-
-    def abort_all(self) -> None:
-        for connection in list(self.connections.values()):
-            connection.broken()
 
 
 @final
@@ -119,7 +93,6 @@ class LineConnection(Peer):
         self.turn = face.turn
         self.shard = face.shard
         self.out = Outlet(face.turn, self)
-        self.principal: Principal | None = None
         self.tenant: Tenant | None = None
         self.consumers: dict[str, LineConsumer] = {}
         self.write_paused = False
@@ -148,11 +121,9 @@ class LineConnection(Peer):
         face = self.face
         self.out.transport = transport
         self.since_ms = self.shard.mono_ms
-        if face.admit is not None and not face.admit(self, transport):
+        if not face.add(self, transport):
             self._deaf = True
-            transport.abort()
             return
-        face.connections[id(self)] = self
         try:
             self._enter(face.guest(self))
         except RookeryError as error:
@@ -189,7 +160,7 @@ class LineConnection(Peer):
         return self.out.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, error: Any) -> None:
-        if self.face.connections.pop(id(self), None) is None:
+        if not self.face.remove(self):
             return
         self._deaf = True
         if self.turn.begin():
@@ -199,8 +170,6 @@ class LineConnection(Peer):
                 self._forget_parked()
             finally:
                 self.turn.end()
-        if self.face.left is not None:
-            self.face.left(self)
         # the two refer to each other
         self.out.peer = None
         self.out.transport = None
@@ -354,7 +323,7 @@ class LineConnection(Peer):
     def _line(self, line: bytes) -> bool:
         """Do one line; False when it has to wait for room."""
         if len(line) > self._line_max():
-            if line_commands.is_command(line):
+            if commands.is_command(line):
                 self._refuse(self._too_long())
             else:
                 self.end(f"Error: {self._too_long()}")
@@ -362,7 +331,7 @@ class LineConnection(Peer):
         try:
             if line.startswith(b"PUBLISH "):
                 return self.publish(line)
-            return line_commands.call(self, line)
+            return commands.call(self, line)
         except RookeryError as error:
             self._refuse(error)
             return True
@@ -396,7 +365,7 @@ class LineConnection(Peer):
 
         One that is no command may be the first of an HTTP request, of which the other lines must not be taken.
         """
-        known = line_commands.is_command(b"".join(self._rest))
+        known = commands.is_command(b"".join(self._rest))
         self._forget_rest()
         if known:
             self._skipping = why
@@ -436,7 +405,7 @@ class LineConnection(Peer):
         self._lasting = True
 
     def _refuse(self, error: RookeryError) -> None:
-        self.answer(b"Error: " + line_commands.one_line(str(error)))
+        self.answer(b"Error: " + commands.one_line(str(error)))
 
     def _conclude(self) -> None:
         """What had come is done: the answers wait for the journal, and who sends no more is taken leave of."""
@@ -482,7 +451,7 @@ class LineConnection(Peer):
         key_at: i64 = line.find(b" ", 8)
         body_at: i64 = line.find(b" ", key_at + 1)
         if key_at <= 8 or body_at < 0 or body_at + 1 >= len(line):
-            self.answer(line_commands.usage_of("PUBLISH"))
+            self.answer(commands.usage_of("PUBLISH"))
             return
         try:
             self._post(line[8:body_at], line[body_at + 1 :])
@@ -500,16 +469,10 @@ class LineConnection(Peer):
             tenant = self.tenant
             assert tenant is not None
         shard = self.shard
-        queues = way.queues
-        if way.by_headers or (len(queues) > 1 and any(queue.bounded for queue in queues)):
-            # several queues take it or none does
-            apply(shard, tenant, [Publish(way.route.exchange, way.route.key, self._props, body)])
-            self._lasting = True
-            return
-        message = shard.message(tenant, way, self._props, body, 0, 0, PERSISTENT)
-        reached = shard.post(tenant, way, message, 0)
+        message = publishing.new_message(shard, tenant, way, self._props, body, 0, 0, PERSISTENT)
+        reached = publishing.post(shard, tenant, way, message, 0, publishing.WHOLE)
         if reached == REFUSED:
-            raise QueueFull(f"Queue {queues[0].name} is full", argument="queue")
+            raise QueueFull(f"Queue {publishing.full(tenant, way, message).name} is full", argument="queue")
         if reached:
             self._lasting = True
 
@@ -573,7 +536,7 @@ class LineConnection(Peer):
         except RookeryError as error:
             why = str(error)
         if self.principal is None:
-            self.answer(b"Error: " + line_commands.one_line(why))
+            self.answer(b"Error: " + commands.one_line(why))
         else:
             self.answer(b"Authenticated successfully")
         if not self._at_login:
@@ -596,6 +559,9 @@ class LineConnection(Peer):
         self._quit = True
         self._leave(False)
 
+    def dismiss(self, why: i64, reason: str) -> None:
+        self.end("" if why == SHUTDOWN else f"Error: {reason}")
+
     def end(self, text: str) -> None:
         """Say a last word, after which the transport is closed; consumers are told that they stopped."""
         if self._deaf:
@@ -603,7 +569,7 @@ class LineConnection(Peer):
         for _ in self.consumers:
             self.say(b"Consumer stopped")
         if text:
-            self.say(line_commands.one_line(text))
+            self.say(commands.one_line(text))
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -627,7 +593,7 @@ class LineConnection(Peer):
 
     def _defect(self, error: Exception) -> None:
         self.log("connection_failed", repr(error))
-        self.end("Error: an internal error")
+        self.end(self.face.explained("Error: an internal error", error))
 
     def log(self, event: str, reason: str) -> None:
         if self.face.log is not None:

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
-from rookery import properties, spans
+from rookery import spans
 from rookery.core.consumers import Subscription
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
-from rookery.model import NEVER
+from rookery.format import properties
+from rookery.format.model import NEVER
 from rookery.wire.turn import CORK_BYTES, SPLICE_BYTES
 
 if TYPE_CHECKING:
-    from rookery.wire.line import LineConnection
+    from rookery.wire.line.connection import LineConnection
 
 # LineConsumer.mode
 PROBING: Final[i64] = 0
@@ -61,6 +62,9 @@ class LineConsumer(Subscription):
         self._gap: Any = None
         self._warned = False
         self.traced = False
+
+    def peer(self) -> object:
+        return self.connection
 
     # Delivering
 

@@ -12,15 +12,14 @@ from typing import Any, final
 import msgspec
 from mypy_extensions import i64, u8
 
-from rookery import properties
-from rookery._bytes import BytesWriter
 from rookery.core.entries import Entry, Lease
 from rookery.core.shard import Shard
-from rookery.model import Message, Route
-from rookery.rendering import legible, plain, plain_table
+from rookery.format import properties
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import Message, Route
+from rookery.format.rendering import is_json, legible, plain, plain_table, says_json
 
 _encode: Any = msgspec.json.Encoder().encode
-_decode: Any = msgspec.json.Decoder().decode
 
 
 @final
@@ -123,7 +122,7 @@ class MessageWriter:
     def _show_props(self, props: bytes) -> bytes:
         found = properties.decode(props)
         kind = found.content_type or ""
-        self._is_json = kind.startswith("application/json") or kind.endswith("+json")
+        self._is_json = says_json(kind)
         self._message_id = legible(found.message_id) if found.message_id else ""
         row: dict[str, Any] = {}
         for name in ("content_type", "correlation_id", "reply_to", "type"):
@@ -154,11 +153,3 @@ class MessageWriter:
             return
         w.write(b',"message":')
         w.write(_encode(text))
-
-
-def is_json(body: bytes) -> bool:
-    try:
-        _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True

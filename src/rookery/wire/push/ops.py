@@ -12,13 +12,14 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rookery.errors import InvalidArgument, RookeryError
-from rookery.wire.api_messages import Messages
-from rookery.wire.api_shapes import Extended, ExtendMany, SettledAll, SettleMany
-from rookery.wire.api_streams import Streams
-from rookery.wire.http_call import Call
-from rookery.wire.http_errors import Error
-from rookery.wire.http_routes import Answer, Content, decode_json
-from rookery.wire.push_sources import Source
+from rookery.wire.api.handling import Handling
+from rookery.wire.api.messages import Messages
+from rookery.wire.api.shapes import Extended, ExtendMany, SettledAll, SettleMany
+from rookery.wire.api.streams import Streams
+from rookery.wire.http.call import Call
+from rookery.wire.http.errors import Error
+from rookery.wire.http.routes import Answer, Content, decode_json
+from rookery.wire.push.sources import Source
 
 Ref = Annotated[str, msgspec.Meta(max_length=255)] | int
 CREDIT_MAX: Final = 1_000
@@ -98,12 +99,12 @@ class Operations:
     """Does what a reader asks for, with the call that it came by. `limit(call)` refuses one request too many."""
 
     def __init__(
-        self, call: Call, source: Source, target: Target, messages: Messages, limit: Callable[[Call], None]
+        self, call: Call, source: Source, target: Target, handling: Handling, limit: Callable[[Call], None]
     ) -> None:
         self._call = call
         self._source = source
         self._target = target
-        self._messages = messages
+        self._handling = handling
         self._limit = limit
 
     def do(self, text: bytes) -> tuple[bytes, int]:
@@ -141,9 +142,9 @@ class Operations:
         if not queue:
             raise InvalidArgument("records of a stream have no leases; ack says how far they were read", argument="op")
         if isinstance(asked, Settle):
-            settled: SettledAll = self._messages.settle(call, queue, asked)
+            settled: SettledAll = self._handling.settle(call, queue, asked)
             return settled
-        extended: Extended = self._messages.extend(call, queue, asked)
+        extended: Extended = self._handling.extend(call, queue, asked)
         return extended
 
 

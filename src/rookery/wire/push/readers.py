@@ -1,12 +1,12 @@
 """Messages as they come: readers of queues, topics and streams, over an answer that does not end (server-sent events)
-or, where the request asks for an upgrade, over a WebSocket (`push_socket`).
+or, where the request asks for an upgrade, over a WebSocket (`socket`).
 
     GET /api/v1/queues/{name}/stream      what the queue holds and gets, shared with its other consumers
     GET /api/v1/topics/{name}/stream      what is published from now on, kept for a while when the reader is away
     GET /api/v1/streams/{name}/stream     records from an offset on
 
 A reader that does not keep up is not sent more than a socket holds back: its messages stay where they are. One that
-comes back with `Last-Event-ID` goes on behind that event (`push_sources`).
+comes back with `Last-Event-ID` goes on behind that event (`sources`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rookery import properties
 from rookery.core.credentials import base64url
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
 from rookery.errors import InvalidArgument
-from rookery.model import Message
-from rookery.wire.api import Api
-from rookery.wire.api_handling import Handling, lease_ms_of
-from rookery.wire.api_messages import Messages
-from rookery.wire.api_queues import PolicyPriority
-from rookery.wire.api_shapes import PartitionIndex
-from rookery.wire.api_streams import Streams
-from rookery.wire.http_auth import refuse_other_sites
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import LATER, Answer, Content, Router, encode_json
-from rookery.wire.push_ops import Operations, Target, queue_target, stream_target, topic_target
-from rookery.wire.push_socket import Socket
-from rookery.wire.push_sources import (
+from rookery.format import properties
+from rookery.format.model import Message
+from rookery.format.rendering import content_of, headers_of
+from rookery.wire.api.broker import Api
+from rookery.wire.api.compat.pulling import show
+from rookery.wire.api.handling import Handling, lease_ms_of
+from rookery.wire.api.messages import Messages
+from rookery.wire.api.policies import PolicyPriority
+from rookery.wire.api.rest import FACE
+from rookery.wire.api.shapes import PartitionIndex
+from rookery.wire.api.streams import Streams
+from rookery.wire.api.topics import Topics, queue_name
+from rookery.wire.api.types import AtMost, Delivery, Lasting, Many, Name, Short
+from rookery.wire.http.auth import refuse_other_sites
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import LATER, Answer, Content, Router, encode_json
+from rookery.wire.push.ops import Operations, Target, queue_target, stream_target, topic_target
+from rookery.wire.push.socket import Socket
+from rookery.wire.push.sources import (
     UNCONFIRMED_MAX,
     GroupSource,
     QueueSource,
@@ -45,10 +50,6 @@ from rookery.wire.push_sources import (
     positions_of,
     start_of,
 )
-from rookery.wire.rest import content_of, headers_of
-from rookery.wire.rest_pulling import FACE, show
-from rookery.wire.rest_topics import Topics, queue_name
-from rookery.wire.rest_types import AtMost, Delivery, Lasting, Many, Name, Short
 from rookery.wire.turn import CORK_BYTES
 from rookery.wire.websocket import accept_key
 
@@ -231,7 +232,7 @@ class Push:
         agree(call)
         source = make()
         socket = Socket(call, source, explicit, self.left, self._handling.packed if packed else None)
-        socket.operations = Operations(call, source, target, self._messages, self._rest.router.count)
+        socket.operations = Operations(call, source, target, self._handling, self._rest.router.count)
         call.headers.clear()
         call.upgrade(socket)
         self.readers[id(socket)] = socket

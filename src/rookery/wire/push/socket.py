@@ -1,4 +1,4 @@
-"""A reader over a WebSocket: many messages a frame, and what it asks for (`push_ops`) answered in order.
+"""A reader over a WebSocket: many messages a frame, and what it asks for (`ops`) answered in order.
 
     {"type":"messages","messages":[…],"id":…}     to the reader; the id is that of the last message
     {"op":…,"ref":…}                              from the reader
@@ -19,13 +19,13 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64, u8
 
-from rookery._bytes import BytesWriter
 from rookery.core.entries import Entry, Lease
-from rookery.model import Message
+from rookery.format.bytes import BytesWriter
+from rookery.format.model import Message
 from rookery.wire import websocket
-from rookery.wire.http_call import Call
-from rookery.wire.push_json import MessageWriter
-from rookery.wire.push_sources import UNCONFIRMED_MAX, Reader, Source
+from rookery.wire.http.call import Call
+from rookery.wire.push.json import MessageWriter
+from rookery.wire.push.sources import UNCONFIRMED_MAX, Reader, Source
 from rookery.wire.turn import BEHIND, CORK_BYTES, HELD, SPLICE_BYTES
 from rookery.wire.websocket import Decoder, close_payload, put_head
 
@@ -155,9 +155,10 @@ class Socket(Reader):
             for opcode, payload in self._decoder.receive(data):
                 self._heed(opcode, payload)
         except Exception as error:  # noqa: BLE001 - a defect met by one peer must not reach the others
-            if self._connection.face.defect is not None:
-                self._connection.face.defect(error, self._call)
-            self._say_farewell(websocket.DEFECT, "the server met a defect of its own")
+            face = self._connection.face
+            if face.defect is not None:
+                face.defect(error, self._call)
+            self._say_farewell(websocket.DEFECT, face.explained("the server met a defect of its own", error))
         if self._decoder.fault_code:
             self._say_farewell(int(self._decoder.fault_code), self._decoder.fault)
         self._count(self._decoder.held_bytes)

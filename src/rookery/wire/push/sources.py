@@ -26,7 +26,7 @@ from rookery.core.queue import Queue
 from rookery.core.shard import check_subscriptions
 from rookery.core.stream import Stream
 from rookery.errors import GroupFenced, InUse, InvalidArgument, LimitExceeded, OffsetOutOfRange
-from rookery.model import NEVER, Message
+from rookery.format.model import NEVER, Message
 from rookery.wire.packed import NONE_SEEN
 
 CONFIRM_MS: Final[i64] = 5_000

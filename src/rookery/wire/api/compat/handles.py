@@ -11,25 +11,20 @@ from collections import OrderedDict
 from typing import Final
 from urllib.parse import quote
 
-from rookery import properties
 from rookery.core.entries import Entry, Lease
+from rookery.core.publishing import Publish
 from rookery.core.queue import Queue
-from rookery.core.transactions import Publish
 from rookery.errors import InvalidArgument, NotFound
-from rookery.properties import Properties
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer
-from rookery.wire.http_trace import answer_trace, carry
-from rookery.wire.rest import Rest
-from rookery.wire.rest_types import Claimed, Done, MessageId
+from rookery.format import properties
+from rookery.wire.api.bodies import FORM
+from rookery.wire.api.rest import Rest
+from rookery.wire.api.types import Claimed, Done, MessageId
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Answer
+from rookery.wire.http.trace import answer_trace, carry
 
 FACE: Final = "s0"
 HANDLES_MAX: Final = 100_000
-TYPES_MAX: Final = 1_000
-
-_types: Final[dict[str, bytes]] = {}
-_UNSAID: Final = "application/x-www-form-urlencoded"
-"""What clients say of a body when they were told nothing."""
 
 
 class Handles:
@@ -142,10 +137,4 @@ def payload(entry: Entry) -> tuple[str, str | None]:
 
 def typed(kind: str) -> bytes:
     """The property list of a body of this content type."""
-    props = _types.get(kind)
-    if props is None:
-        said = kind if kind and kind != _UNSAID and len(kind) <= 255 else None
-        props = properties.encode(Properties(content_type=said, delivery_mode=2))
-        if len(_types) < TYPES_MAX:
-            _types[kind] = props
-    return props
+    return properties.of_type(kind if kind != FORM and len(kind) <= 255 else None)

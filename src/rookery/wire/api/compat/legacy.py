@@ -1,6 +1,6 @@
 """The oldest API: exchanges and queues by JSON at the root, and a queue's messages as server-sent events.
 
-`/publish` and `/stats` are shared with the small queue API (`rest_s0`): a queue in the query, or the scheme `ApiKey`,
+`/publish` and `/stats` are shared with the small queue API (`s0`): a queue in the query, or the scheme `ApiKey`,
 means that one.
 """
 
@@ -10,32 +10,24 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rookery import properties
 from rookery.core import rights
 from rookery.core.consumers import Mailbox
-from rookery.core.transactions import Publish
+from rookery.core.publishing import Publish
 from rookery.errors import AccessRefused, QueueNotFound, RookeryError
-from rookery.properties import Properties
-from rookery.wire.http_call import Call
-from rookery.wire.http_errors import Error
-from rookery.wire.http_routes import LATER, Answer, Content, Router, decode_json, parse_query
-from rookery.wire.rest import Rest, refuse_internal
-from rookery.wire.rest_ops import Operations, Stats
-from rookery.wire.rest_s0 import (
-    S0,
-    Count,
-    Counts,
-    DeadLetters,
-    KeyCreated,
-    word_error,
-)
-from rookery.wire.rest_types import Claimed, Done, MessageId, Name, NeededName, Short
+from rookery.format import properties
+from rookery.wire.api.compat.s0 import S0, Count, Counts, DeadLetters, KeyCreated, word_error
+from rookery.wire.api.rest import Rest, refuse_internal
+from rookery.wire.api.stats import Stats, StatsRoutes
+from rookery.wire.api.types import Claimed, Done, MessageId, Name, NeededName, Short
+from rookery.wire.http.call import Call
+from rookery.wire.http.errors import Error
+from rookery.wire.http.routes import LATER, Answer, Content, Router, decode_json, parse_query
 
 FACE: Final = "line"
 CREDIT: Final = 100
 EVENTS: Final = b"text/event-stream"
 
-_PROPS: Final = properties.encode(Properties(content_type="text/plain", delivery_mode=2))
+_PROPS: Final = properties.of_type("text/plain")
 
 
 class Create(msgspec.Struct):
@@ -74,10 +66,10 @@ def word_text_error(call: Call, error: RookeryError) -> tuple[int, object]:
 class Legacy:
     """The routes."""
 
-    def __init__(self, rest: Rest, s0: S0, operations: Operations) -> None:
+    def __init__(self, rest: Rest, s0: S0, stats: StatsRoutes) -> None:
         self._rest = rest
         self._s0 = s0
-        self._operations = operations
+        self._stats = stats
 
     def create(self, call: Call, body: Create) -> Done:
         """Declare an exchange and a queue, and bind them."""
@@ -109,7 +101,7 @@ class Legacy:
         """The counts of a queue, or of everything in the tenant."""
         if for_small_queues(call):
             return self._s0.stats(call, queue)
-        return self._operations.stats(call)
+        return self._stats.stats(call)
 
     def register(self, call: Call) -> Done:
         """Nothing needs to be registered any more."""
@@ -161,10 +153,10 @@ class _Events:
         mailbox.queue.unsubscribe(mailbox)
 
 
-def add_routes(router: Router, rest: Rest, operations: Operations) -> None:
+def add_routes(router: Router, rest: Rest, stats: StatsRoutes) -> None:
     """The routes of the small queue API and of the oldest one."""
     s0 = S0(rest)
-    legacy = Legacy(rest, s0, operations)
+    legacy = Legacy(rest, s0, stats)
     small: dict[str, Any] = {"errors": word_error, "tag": "small queues"}
     shared: dict[str, Any] = {"errors": word_shared_error, "tag": "small queues"}
     old: dict[str, Any] = {"errors": word_text_error, "tag": "oldest"}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from rookery import properties
 from rookery.core.dedup import scope_of
 from rookery.core.entries import Entry, Lease
 from rookery.core.queue import Queue
-from rookery.errors import InvalidArgument
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import Answer
-from rookery.wire.http_trace import answer_trace, carry
-from rookery.wire.rest import KEY_MAX_BYTES, Rest, content_of, headers_of, pack
-from rookery.wire.rest_types import Deliveries, Delivery, Nack, Nothing, Published, Sending, Settled, Tag
+from rookery.format import properties
+from rookery.format.rendering import content_of, headers_of
+from rookery.wire.api.bodies import check_dedup_key, pack
+from rookery.wire.api.rest import FACE, Rest
+from rookery.wire.api.types import Deliveries, Delivery, Nack, Nothing, Published, Sending, Settled, Tag
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import Answer
+from rookery.wire.http.trace import answer_trace, carry
 
-FACE: Final = "http"
 ACK_KEY: Final = "\0ack "
 """Sets the keys of acks apart from those of publishes to the same queue, which do not begin so."""
 
@@ -85,10 +85,7 @@ class Pulling:
         tenant = self.rest.tenant(call)
         key = tag.idempotency_key
         if key is not None:
-            if len(key.encode()) > KEY_MAX_BYTES:
-                raise InvalidArgument(
-                    f"idempotency_key is longer than {KEY_MAX_BYTES} bytes", argument="idempotency_key"
-                )
+            check_dedup_key(key)
             if tenant.dedup.find(scope_of("", queue), ACK_KEY + key, int(self.rest.shard.wall_ms)):
                 call.lasting()
                 return Settled("ok", True)

@@ -16,12 +16,13 @@ from rookery.core.entries import Entry
 from rookery.core.queue import Queue
 from rookery.core.snapshots import dead_count
 from rookery.errors import InvalidArgument, RookeryError, Unauthenticated
-from rookery.wire.http_call import Call
-from rookery.wire.http_routes import NEEDED
-from rookery.wire.rest import Rest, headers_of
-from rookery.wire.rest_handles import FACE, Handles, payload
-from rookery.wire.rest_keys import create_by_anyone
-from rookery.wire.rest_types import AtMost, Done, Many, MessageId, NeededName, NeededText
+from rookery.format.rendering import headers_of
+from rookery.wire.api.compat.handles import Handles, payload
+from rookery.wire.api.keys import create_by_anyone
+from rookery.wire.api.rest import Rest
+from rookery.wire.api.types import AtMost, Done, Many, MessageId, NeededName, NeededText
+from rookery.wire.http.call import Call
+from rookery.wire.http.routes import NEEDED
 
 EXTEND_MAX_SEC: Final = 7 * 24 * 3_600
 
@@ -110,7 +111,9 @@ class S0:
         """How many messages of a queue wait, are leased, and are dead."""
         if not queue:
             raise InvalidArgument("queue name required", argument="queue")
-        found = self._rest.queue(call, queue, FACE, "read")
+        found = self._rest.found(call, queue, "read")
+        if found is None:
+            return Counts(0, 0, 0)
         return Counts(int(found.ready + found.delayed), int(found.leased), dead_count(found))
 
     # Dead letters
@@ -144,7 +147,9 @@ class S0:
     def _dead(self, call: Call, queue: str, action: str) -> tuple[Queue | None, list[Entry]]:
         if not queue:
             raise InvalidArgument("queue name required", argument="queue")
-        found = self._rest.queue(call, queue, FACE, action)
+        found = self._rest.found(call, queue, action)
+        if found is None:
+            return None, []
         name = found.settings.dead_letter_queue
         graveyard = None if name is None else found.tenant.queues.get(name)
         if graveyard is None:

@@ -1,0 +1,1 @@
+"""Arrow tables in requests and answers, decoded in a process of their own."""

@@ -1,0 +1,1 @@
+"""The care of a data directory from outside: look at it, repair it, copy it."""

@@ -1,0 +1,1 @@
+"""Settings: their types, the files they come from, and what each one is."""

@@ -1,0 +1,1 @@
+"""What the broker shows of pipelines and their tables, without Spark."""

@@ -1,0 +1,1 @@
+"""The past of streams as Parquet files: when it is sealed, where it lies, how it is read."""

@@ -1,0 +1,1 @@
+"""The two small HTTP APIs that others have documented."""

@@ -1,0 +1,1 @@
+"""Messages sent to readers as they come: server-sent events and WebSockets."""
