@@ -208,13 +208,16 @@ def claim(world: World) -> None:
 def claim_from(world: World, account: Account, count: int, lease_ms: int) -> None:
     world.say(f"claim {count} of {account.name} for {lease_ms} ms")
     expected = _claimable(account, count)
+    entered = account.core.seq
     leases = world.call(lambda: world.shard.claim(account.core, count, lease_ms))
     assert leases is not None
     world.ledger.claimed = leases
     world.ledger.claim_lease_ms = lease_ms
     account.used_ms = world.shard.mono_ms
     world.ledger.touch(account)
-    if account.terms.distribution != "key-hash" and expected is not None and len(leases) != expected:
+    # A claim passes over exhausted messages; as dead letters they may push others back into this queue, which it finds.
+    back = min(account.core.seq - entered, count - (expected or 0))
+    if account.terms.distribution != "key-hash" and expected is not None and not 0 <= len(leases) - expected <= back:
         raise Violation("claims", f"{len(leases)} of {account.name} were leased, {expected} are ready")
     world.done()
 
