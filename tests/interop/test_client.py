@@ -19,6 +19,7 @@ import trustme
 import rookery
 from rookery import RetryPolicy, errors
 from rookery.client import Transport
+from rookery.client.aio.queues import AsyncQueue
 from tests.interop.flapping import Flapping, flapping
 from tests.interop.server import ServerProcess, serving
 
@@ -185,6 +186,42 @@ def test_what_was_declared_is_declared_again_by_a_broker_that_forgot(tmp_path: P
             _until(lambda: _tries(lambda: exchange.publish("order.new", 2, mandatory=True)))
             _until(lambda: 2 in got)
             _until(lambda: _heard(client, news))
+
+
+def test_all_that_meet_a_broker_that_forgot_wait_for_the_one_that_declares(server: ServerProcess) -> None:
+    async def main() -> None:
+        declares, go_on = asyncio.Event(), asyncio.Event()
+        async with rookery.connect_async(url(server.http)) as client, rookery.connect_async(url(server.http)) as other:
+            exchange = await client.define_queue_and_exchange("forgotten", "topic", "forgotten", "order.*")
+            ask = client.transport.request
+
+            async def gated(method: str, path: str, *arguments: Any, **more: Any) -> Any:
+                if method == "PUT":
+                    declares.set()
+                    await go_on.wait()
+                return await ask(method, path, *arguments, **more)
+
+            client.transport.request = gated  # type: ignore[method-assign]
+            await (await other.exchange("forgotten", "topic")).delete()
+            await (await other.queue("forgotten")).delete()
+            client.transport.breaks += 1
+            publishing = asyncio.create_task(exchange.publish("order.new", 1, mandatory=True))
+            await declares.wait()
+            # meets the same broker while the publisher still declares
+            consuming = asyncio.create_task(client_subscription(client))
+            await asyncio.sleep(0.2)
+            assert not consuming.done()
+            go_on.set()
+            await publishing
+            assert await consuming == 1
+
+    async def client_subscription(client: rookery.AsyncClient) -> object:
+        async with await AsyncQueue(client._link, "forgotten").subscribe() as subscription:
+            delivery = await subscription.get(30_000)
+            await delivery.ack()
+            return delivery.data
+
+    asyncio.run(main())
 
 
 def _reached(sent: list[int], goal: int) -> bool:

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any, Final, TypeVar
 
 from rookery.client.aio.transport import NOTHING, AsyncTransport
-from rookery.client.sockets import Hold
+from rookery.client.sockets import AsyncSlots, Hold
 from rookery.engine.workers import AsyncSignal, AsyncWorkers, Signal
 from rookery.errors import BrokerClosed, InvalidArgument, NotFound
 from rookery.wire.packed import DONE, KEY, PACKED
@@ -39,7 +39,9 @@ class AsyncLink:
         self.closed = False
         self.panic: str | None = None
         self._count = 0
+        self.redeclared = 0
         self._breaks = 0
+        self._declaring = AsyncSlots(1)
         self._declared: dict[str, tuple[str, str, object]] = {}
         self._done: dict[str, deque[str]] = {}
         self._signals: weakref.WeakSet[Signal | AsyncSignal] = weakref.WeakSet()
@@ -126,12 +128,13 @@ class AsyncLink:
         more: dict[str, Any] = {"hold": hold}
         if content_type:
             more["content_type"] = content_type
+        redeclared = self.redeclared
         try:
             return await self.transport.request(
                 method, path, body, query=query, headers=headers, wait_ms=wait_ms, **more
             )
         except NotFound:
-            if not await self.declare_again():
+            if not await self.declare_again(redeclared):
                 raise
         except InvalidArgument as error:
             # of a batch, the broker says also of which message
@@ -152,12 +155,20 @@ class AsyncLink:
         for known in [known for known in self._declared if known == name or known.startswith(f"{name} ")]:
             del self._declared[known]
 
-    async def declare_again(self) -> bool:
-        """Declare everything once more if the connection broke since the last time; whether it was done."""
-        breaks = self.transport.breaks
-        if breaks == self._breaks or not self._declared:
-            return False
-        self._breaks = breaks
-        for method, path, body in list(self._declared.values()):
-            await self.transport.request(method, path, body)
-        return True
+    async def declare_again(self, redeclared: int) -> bool:
+        """Declare everything once more if the connection broke since the last time; whether that was done since the
+        caller, before its own request, saw this count of `redeclared`.
+
+        One at a time: all that met a broker that forgot wait for the one that declares, and then try again.
+        """
+        async with self._declaring:
+            if self.redeclared != redeclared:
+                return True
+            breaks = self.transport.breaks
+            if breaks == self._breaks or not self._declared:
+                return False
+            for method, path, body in list(self._declared.values()):
+                await self.transport.request(method, path, body)
+            self._breaks = breaks
+            self.redeclared += 1
+            return True

@@ -165,10 +165,11 @@ class AsyncQueueSubscription:
 
     async def _connect(self) -> None:
         query = {**self._query, "after": self._last or None}
+        redeclared = self._link.redeclared
         try:
             socket, behind = await self._link.transport.upgrade(self._path, query, handshake())
         except NotFound:
-            if not await self._link.declare_again():
+            if not await self._link.declare_again(redeclared):
                 raise
             socket, behind = await self._link.transport.upgrade(self._path, query, handshake())
         self._frames = Frames()

@@ -276,6 +276,7 @@ class AsyncTransport:
                 begun = True
             except (ConnectionError, BrokenAnswer):
                 if kept and not answer.incoming.heard and not self._closed:
+                    self.breaks += 1
                     continue
                 raise
             finally:

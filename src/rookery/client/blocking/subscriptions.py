@@ -166,10 +166,11 @@ class QueueSubscription:
 
     def _connect(self) -> None:
         query = {**self._query, "after": self._last or None}
+        redeclared = self._link.redeclared
         try:
             socket, behind = self._link.transport.upgrade(self._path, query, handshake())
         except NotFound:
-            if not self._link.declare_again():
+            if not self._link.declare_again(redeclared):
                 raise
             socket, behind = self._link.transport.upgrade(self._path, query, handshake())
         self._frames = Frames()

@@ -277,6 +277,7 @@ class Transport:
                 begun = True
             except (ConnectionError, BrokenAnswer):
                 if kept and not answer.incoming.heard and not self._closed:
+                    self.breaks += 1
                     continue
                 raise
             finally:
